@@ -66,7 +66,7 @@ MOST_FIELDS_OF = {"TopKSelection": 32, "Coordinator": 27, "TcpStream": 26}
 # include anything of HARP but its C API.
 HARP_MAY_INCLUDE = {
     "core": {"core"},
-    "port": {"port", "core/options.h", "core/packet.h"},
+    "port": {"port", "core/options.h", "core/packet.h", "core/expected.h"},
     "engine": {"core", "port", "engine"},
     "daemon": {"port", "daemon"},
     "api": {"core", "port", "engine", "api", "harp.h"},

@@ -13,28 +13,33 @@ namespace {
 
 using namespace harp;
 
-struct Side : Events {
+struct Side {
   Side(std::shared_ptr<MemNetwork> network, const Options& options, uint64_t seed)
-      : port(open_mem(std::move(network), options.payload)), state(seed), endpoint(options, *this, [this] { return random(); }) {}
-  void opened(ConnectionId id, const Nonce*) override { connection = id; }
-  void completed(ConnectionId, const Completion& done) override {
-    if (done.status != Status::ok) std::abort();
+      : port(open_mem(std::move(network), options.payload)), state(seed), endpoint(options, [this] { return random(); }) {}
+  void carry_out(const event::Opened& opened) { connection = opened.id; }
+  void carry_out(const event::Completed& completed) {
+    if (completed.completion.status != Status::ok) std::abort();
     ++finished;
   }
-  void record(ConnectionId, const Record&) override {}
-  void failed(ConnectionId, Status, const std::string& why) override {
-    std::fprintf(stderr, "%s\n", why.c_str());
+  void carry_out(const event::Received&) {}
+  void carry_out(const event::Failed& failed) {
+    std::fprintf(stderr, "%s\n", failed.why.c_str());
     std::abort();
   }
-  void release(const RxPacket& packet) override { port->release({&packet, 1}); }
+  void carry_out_events() {
+    while (const std::optional<Event> event = endpoint.events().told.pop())
+      std::visit([this](const auto& one) { carry_out(one); }, *event);
+  }
   uint64_t random() { return state = state * 6364136223846793005u + 1442695040888963407u; }
 
   void round(uint64_t now) {
-    size_t expected = endpoint.expect(guesses);
-    const size_t n = port->rx(received, {guesses.data(), expected});
-    for (size_t i = 0; i < n; ++i)
+    const size_t n = port->rx(received, endpoint.expected());
+    for (size_t i = 0; i < n; ++i) {
       if (!endpoint.receive(received[i], now)) port->release({&received[i], 1});
+      carry_out_events();
+    }
     endpoint.advance(now);
+    carry_out_events();
     if (pending == 0) {
       first = 0;
       pending = endpoint.transmit(sent, now);
@@ -50,7 +55,6 @@ struct Side : Events {
   ConnectionId connection = 0;
   std::vector<RxPacket> received = std::vector<RxPacket>(64);
   std::vector<TxPacket> sent = std::vector<TxPacket>(64);
-  std::vector<Expected> guesses = std::vector<Expected>(64);
   size_t pending = 0, first = 0;
 };
 

@@ -18,7 +18,8 @@
 
 namespace harp {
 
-class Endpoint;
+using ConnectionId = uint32_t;  // what the peer's packets carry; 0 is none
+inline constexpr uint32_t kMostRequests = 256;  // of a connection that wait, each way
 
 enum class Status : int {
   ok = 0,
@@ -56,7 +57,6 @@ enum class State : uint8_t { opening, open, closing, closed };
 struct Record {
   const uint8_t* data = nullptr;
   uint32_t bytes = 0;
-  RxPacket packet;  // what holds it
 };
 
 }  // namespace harp

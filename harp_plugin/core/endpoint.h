@@ -1,38 +1,36 @@
 // All connections of one engine, and how they are opened. No I/O, no clock, no threads: one thread calls.
 //
 //   while (true) {
-//     n = port.rx(packets, {expected, endpoint.expect(expected)});
-//     for each: if (!endpoint.receive(packet, now)) port.release(packet)
-//     endpoint.advance(now);
+//     n = port.rx(packets, endpoint.expected());
+//     for each: if (!endpoint.receive(packet, now)) port.release(packet), and carry out endpoint.events()
+//     endpoint.advance(now), and carry out endpoint.events()
+//     port.release(endpoint.events().released)
 //     port.tx(endpoint.transmit(packets, now));
 //   }
 #pragma once
+#include <array>
 #include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
-#include "harp_plugin/core/connection.h"
+#include "harp_plugin/core/events.h"
+#include "harp_plugin/core/expected.h"
 
 namespace harp {
 
-using ConnectionId = uint32_t;  // what the peer's packets carry; 0 is none
-
-// What the owner of an endpoint is told, from within its calls. The owner may call the endpoint again from here, but
-// not close() the connection it is told about.
-class Events {
- public:
-  virtual ~Events() = default;
-  // A connection that someone opened to this listener (with its nonce), or one of our own that the peer has accepted.
-  virtual void opened(ConnectionId, const Nonce* listener) = 0;
-  virtual void completed(ConnectionId, const Completion&) = 0;
-  virtual void record(ConnectionId, const Record&) = 0;     // the next of a stream, in order; consume() gives it back
-  virtual void failed(ConnectionId, Status, const std::string& why) = 0;  // after its requests have been completed
-  virtual void release(const RxPacket&) = 0;                // a kept packet is not needed any more
-};
+class Session;
 
 class Endpoint {
  public:
   // `random` gives 64 random bits each time: ids, nonces.
-  Endpoint(Options, Events&, std::function<uint64_t()> random);
+  Endpoint(Options, std::function<uint64_t()> random);
   ~Endpoint();
+
+  // What has come of the calls. The owner takes it after each call of those that are not const; it may call the
+  // endpoint while it does.
+  Events& events() { return events_; }
 
   Nonce listen();                       // connections that carry this nonce are accepted
   void stop_listening(const Nonce&);
@@ -46,31 +44,66 @@ class Endpoint {
   uint32_t record_bytes(ConnectionId) const;
   Mode mode(ConnectionId) const;  // of one that is there
   // Says goodbye and ends it. Requests that are not done complete with Status::cancelled. The id lives on until the
-  // peer has heard or its time-out has passed; nothing is told about it any more except release().
+  // peer has heard or its time-out has passed; there are no more events of it.
   void close(ConnectionId, uint64_t now_ns);
-  // Ends it with no word to the peer: requests complete with this status, and failed() is told why.
+  // Ends it with no word to the peer: requests complete with this status, and Failed tells why.
   void fail(ConnectionId, Status, const std::string& why);
 
-  // true: the packet is kept, and given back through Events::release (before this returns, if record() consumed it).
+  // true: the packet is kept until it is among Events::released.
   bool receive(const RxPacket&, uint64_t now_ns);
-  // What probably comes next, with places that the port may write anything into: they belong to messages that have not
-  // all come. They hold until changes() says another number.
-  size_t expect(std::span<Expected>) const;
-  uint64_t changes() const;
+  // What probably comes next. They hold until the next call that is not const.
+  std::span<const Expected> expected();
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);  // what is to be sent now; payload pointers into requests
   void advance(uint64_t now_ns);                          // timers that have run out
-  bool under_way() const;  // something waits to be sent or acknowledged, on any connection
-  uint64_t next_ns() const;                               // when advance() has something to do; UINT64_MAX: never
+  bool under_way() const { return !active_.empty(); }     // something waits to be sent or acknowledged somewhere
+  uint64_t next_ns();                                     // when advance() has something to do; UINT64_MAX: never
   bool wants_to_transmit(uint64_t now_ns) const;
 
-  const Counters* counters(ConnectionId) const;  // nullptr: there is none (any more)
-  const Counters& strays() const;                // packets that belong to no connection
-
-  static constexpr uint32_t kMostRequests = 256;
+  const Counters* counters(ConnectionId) const;        // nullptr: there is none (any more)
+  const Counters& strays() const { return strays_; }   // packets that belong to no connection
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Reset {
+    Address to;
+    uint16_t local;
+    uint32_t conn, number;
+  };
+
+  Session* find(ConnectionId) const;
+  Session* awake(ConnectionId);  // and it is looked at soon
+  void wake(Session*);
+  Session* add(const Nonce&, Mode, bool opener, uint64_t now_ns);
+  void remove(Session*);
+  void link(Session*, bool into_idle);
+  void unlink(Session*);
+  std::vector<Session*>& list_of(const Session*);
+  bool refuse(ConnectionId, uint64_t request);
+  void on_open_packet(const Packet&, uint64_t now_ns);
+  void on_open(const Packet&, const OpenBody&, uint64_t now_ns);
+  void on_open_ack(const Packet&, const OpenBody&, uint64_t now_ns);
+  void on_reset(const Packet&);
+  void on_stray(const Packet&, uint64_t now_ns);
+  bool authentic(const Packet&, const Nonce&) const;
+  size_t transmit_resets(std::span<TxPacket>);
+  void run_timers(std::vector<Session*>*, uint64_t now_ns, uint64_t pause_ns);
+
+  Options options_;
+  const std::function<uint64_t()> random_;
+  Events events_;
+  std::vector<std::unique_ptr<Session>> sessions_;  // by the low bits of their ids
+  std::vector<uint32_t> free_slots_;
+  std::vector<Session*> active_;  // that have something to do soon
+  std::vector<Session*> idle_;    // the others
+  std::vector<Nonce> listeners_;
+  std::vector<Reset> resets_, resets_sent_;  // to be sent; those handed out last, whose addresses are still read
+  uint64_t resets_due_ns_ = 0;  // if they were sent one each time, the next one would be
+  Counters strays_;
+  Session* latest_ = nullptr;  // that data came for
+  std::array<Expected, kMostExpected> expected_;
+  size_t expected_count_ = 0;
+  bool expected_holds_ = false;
+  size_t turn_ = 0;  // which active session transmits first
+  uint64_t idle_look_ns_ = 0, promised_ns_ = 0, advanced_ns_ = 0;
 };
 
 }  // namespace harp

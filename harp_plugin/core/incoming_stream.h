@@ -2,7 +2,7 @@
 // application until it is consumed. Credit is counted in records that are held unread.
 #pragma once
 #include <bit>
-#include <memory>
+#include <optional>
 #include <vector>
 
 #include "harp_plugin/core/connection.h"
@@ -14,30 +14,30 @@ class IncomingStream {
  public:
   explicit IncomingStream(uint32_t frames) : frames_(frames), records_(std::bit_ceil(frames)) {}
 
-  // The record that `header` names. `keep`: its packet may be kept; otherwise the payload is copied. `deliver` is
-  // called for each record that is next in order.
-  template <class Deliver>
-  Arrival arrive(const Header& header, const RxPacket& packet, std::span<const uint8_t> payload, bool keep,
-                 const Deliver& deliver) {
+  // The record of this packet. `keep`: the packet may be kept; otherwise the payload is copied.
+  Arrival arrive(const Packet& packet, bool keep) {
+    const Header& header = packet.header;
     const uint64_t number = expand(header.message, delivered_);
     if (number < delivered_) return Arrival::duplicate;
-    if (number >= limit() || header.offset != 0 || header.total != payload.size()) return Arrival::refused;
+    if (number >= limit() || header.offset != 0 || header.total != packet.body.size()) return Arrival::refused;
     if (!(header.flags & kStream) || header.flags & kTooLong) return Arrival::refused;
     Held& held = at(number);
     if (held.there) return Arrival::duplicate;
     held.there = true;
     held.kept = keep;
     if (keep) {
-      held.record = {payload.data(), uint32_t(payload.size()), packet};
+      held.record = {packet.body.data(), uint32_t(packet.body.size())};
+      held.packet = packet.came;
     } else {
-      held.copy.assign(payload.begin(), payload.end());
-      held.record = {held.copy.data(), uint32_t(payload.size()), {}};
-    }
-    while (delivered_ < limit() && at(delivered_).there) {
-      const Record next = at(delivered_++).record;  // delivered first: it may be consumed from within
-      deliver(next);
+      held.copy.assign(packet.body.begin(), packet.body.end());
+      held.record = {held.copy.data(), uint32_t(packet.body.size())};
     }
     return Arrival::accepted;
+  }
+  // The record that is next in order, if it is there; it counts as delivered.
+  std::optional<Record> deliver() {
+    if (delivered_ == limit() || !at(delivered_).there) return std::nullopt;
+    return at(delivered_++).record;
   }
 
   template <class Release> void consume(uint64_t records, const Release& release) {
@@ -56,12 +56,13 @@ class IncomingStream {
   struct Held {
     bool there = false, kept = false;
     Record record;
+    RxPacket packet;  // that was kept
     std::vector<uint8_t> copy;
   };
   Held& at(uint64_t number) { return records_[number & (records_.size() - 1)]; }
   template <class Release> void drop(Held& held, const Release& release) {
     held.there = false;
-    if (held.kept) release(held.record.packet);
+    if (held.kept) release(held.packet);
   }
 
   const uint32_t frames_;

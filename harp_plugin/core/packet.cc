@@ -64,34 +64,6 @@ uint16_t cookie_of(const std::string& secret) {
   return cookie & uint16_t(~kPathNumber);
 }
 
-void write_header(const Header& header, uint8_t* to) {
-  Writer(to)
-      .put(uint8_t(kVersion << 4 | uint8_t(header.type)))
-      .put(header.flags)
-      .put(header.conn)
-      .put(header.number)
-      .put(header.message)
-      .put(header.offset)
-      .put(header.total)
-      .put(header.path);
-}
-
-std::optional<Header> read_header(std::span<const uint8_t> bytes) {
-  if (bytes.size() < kHeaderBytes) return std::nullopt;
-  Reader reader(bytes);
-  const auto kind = reader.get<uint8_t>();
-  if (kind >> 4 != kVersion || (kind & 15) > uint8_t(Type::open_ack)) return std::nullopt;
-  Header header{.type = Type(kind & 15)};
-  header.flags = reader.get<uint8_t>();
-  header.conn = reader.get<uint32_t>();
-  header.number = reader.get<uint32_t>();
-  header.message = reader.get<uint16_t>();
-  header.offset = reader.get<uint32_t>();
-  header.total = reader.get<uint32_t>();
-  header.path = reader.get<uint16_t>();
-  return header;
-}
-
 size_t write_ack(const AckBody& ack, uint8_t* to) {
   Writer writer(to);
   writer.put(uint32_t(std::min<uint64_t>(ack.delay_ns / 1000, UINT32_MAX))).put(uint8_t(ack.count));

@@ -56,8 +56,28 @@ inline constexpr uint16_t kPathNumber = kMostPaths - 1;
 static_assert((kMostPaths & kPathNumber) == 0);
 uint16_t cookie_of(const std::string& secret);  // without the bits of kPathNumber
 
-void write_header(const Header&, uint8_t* to);  // kHeaderBytes
-std::optional<Header> read_header(std::span<const uint8_t> bytes);  // of this version, with a known type
+struct [[gnu::packed]] WireHeader {
+  uint8_t version_and_type, flags;
+  uint32_t conn, number;
+  uint16_t message;
+  uint32_t offset, total;
+  uint16_t path;
+};
+static_assert(sizeof(WireHeader) == kHeaderBytes);
+
+inline void write_header(const Header& header, uint8_t* to) {  // kHeaderBytes
+  const WireHeader wire{uint8_t(kVersion << 4 | uint8_t(header.type)), header.flags, header.conn, header.number,
+                        header.message, header.offset, header.total, header.path};
+  std::memcpy(to, &wire, sizeof wire);
+}
+inline std::optional<Header> read_header(std::span<const uint8_t> bytes) {  // of this version, with a known type
+  WireHeader wire;
+  if (bytes.size() < sizeof wire) return std::nullopt;
+  std::memcpy(&wire, bytes.data(), sizeof wire);
+  const uint8_t version = wire.version_and_type >> 4, type = wire.version_and_type & 15;
+  if (version != kVersion || type > uint8_t(Type::open_ack)) return std::nullopt;
+  return Header{Type(type), wire.flags, wire.conn, wire.number, wire.message, wire.offset, wire.total, wire.path};
+}
 
 // Packet numbers first..last, both counted.
 struct Range {
@@ -163,23 +183,20 @@ struct RxPacket {
   uint64_t frame = 0;  // the port's name for what release() gives back
 };
 
-// What follows the header, tag included. Ports may leave it behind the header or put it elsewhere, not both.
-inline std::optional<std::span<const uint8_t>> body_of(const RxPacket& packet) {
-  if (packet.head_bytes < kHeaderBytes) return std::nullopt;
-  if (packet.head_bytes == kHeaderBytes) return std::span{packet.payload, packet.payload_bytes};
-  if (packet.payload_bytes > 0) return std::nullopt;
-  return std::span{packet.head + kHeaderBytes, packet.head_bytes - kHeaderBytes};
-}
-
-// A packet of data that probably comes next, and where its payload should go, so that a port that can put it there
-// saves the copy. The port compares all of it before it claims to have done so.
-struct Expected {
-  uint32_t conn;
-  uint16_t message;
-  uint32_t offset;  // in units of kOffsetUnit
-  uint32_t total;
-  uint8_t* at;
-  uint32_t bytes;
+// One that has been read.
+struct Packet {
+  Header header;
+  std::span<const uint8_t> body;  // what follows the header: with authentication a tag ends it, until it is verified
+  const RxPacket& came;           // as the port gave it
 };
+
+// Ports may leave what follows the header behind it or put it elsewhere, not both.
+inline std::optional<Packet> read_packet(const RxPacket& came) {
+  const std::optional<Header> header = read_header({came.head, came.head_bytes});
+  if (!header) return std::nullopt;
+  if (came.head_bytes == kHeaderBytes) return Packet{*header, {came.payload, came.payload_bytes}, came};
+  if (came.payload_bytes > 0) return std::nullopt;
+  return Packet{*header, {came.head + kHeaderBytes, came.head_bytes - kHeaderBytes}, came};
+}
 
 }  // namespace harp

@@ -60,8 +60,8 @@ Session::Session(const Identity& identity, const Options& options, Events& event
     : identity_(identity), options_(options), events_(events), path_count_(options.paths),
       choice_(identity.first_number ^ identity.id),
       sent_(identity.first_number, 0), received_(0),
-      congestion_(Congestion::Limits{.most_packets = kMostWindow}), outgoing_(Endpoint::kMostRequests),
-      incoming_(Endpoint::kMostRequests, options), stream_(options.stream_frames), opened_ns_(now_ns),
+      congestion_(Congestion::Limits{.most_packets = kMostWindow}), outgoing_(kMostRequests),
+      incoming_(identity.id, options), stream_(options.stream_frames), opened_ns_(now_ns),
       heard_ns_(now_ns) {
   if (options_.authenticate) open_key_ = opening_key(options_.secret, identity_.nonce);
 }
@@ -100,6 +100,7 @@ void Session::agree(const OpenBody& peer) {
                    .eager_bytes = peer.eager_bytes,
                    .eager_messages = peer.eager_messages,
                    .credit = peer.stream_frames});
+  incoming_.agree(payload_);
   announced_ = identity_.mode == Mode::stream ? options_.stream_frames : 0;
   if (!options_.authenticate) return;
   const uint32_t opener = identity_.opener ? identity_.id : peer_id_;
@@ -107,37 +108,37 @@ void Session::agree(const OpenBody& peer) {
   key_ = derive(options_.secret, identity_.nonce, opener, acceptor);
 }
 
-void Session::accept(const OpenBody& body, const Header& header, const RxPacket& packet) {
+void Session::accept(const OpenBody& body, const Packet& packet) {
   if (peer_id_ == 0) {
     agree(body);
     path_count_ = body.paths;
   }
-  if (header.path >= path_count_) return;
-  learn_path(header, packet);
-  open_acks_due_ |= uint8_t(1) << header.path;
+  if (packet.header.path >= path_count_) return;
+  learn_path(packet);
+  open_acks_due_ |= uint8_t(1) << packet.header.path;
 }
 
-void Session::answered(const OpenBody& body, const Header& header, const RxPacket& packet, uint64_t now_ns) {
-  if (!identity_.opener || header.path >= path_count_) return;
+void Session::answered(const OpenBody& body, const Packet& packet, uint64_t now_ns) {
+  if (!identity_.opener || packet.header.path >= path_count_) return;
   if (state_ == State::opening) {
     agree(body);
     state_ = State::open;
     heard_ns_ = now_ns;
-    events_.opened(identity_.id, nullptr);
+    events_.told.push(event::Opened{identity_.id, std::nullopt, packet.came.from});
   } else if (body.conn != peer_id_) {
     return;
   }
-  learn_path(header, packet);
+  learn_path(packet);
   probe_due_ = true;  // tells the peer that its OPEN_ACK has arrived
 }
 
-void Session::learn_path(const Header& header, const RxPacket& packet) {
-  Path& path = paths_[header.path];
+void Session::learn_path(const Packet& packet) {
+  Path& path = paths_[packet.header.path];
   if (path.known) return;
   path.known = true;
   if (identity_.opener) return;  // it knows from where to where
-  path.to = packet.from;
-  path.local = packet.local;
+  path.to = packet.came.from;
+  path.local = packet.came.local;
 }
 
 bool Session::knows(const Address& address) const {
@@ -163,10 +164,7 @@ bool Session::post(uint8_t* to, uint32_t capacity, uint64_t request, uint64_t no
     return true;
   }
   if (incoming_.full()) return false;
-  incoming_.post(to, capacity, request, [this](const Completion& done) {
-    ++counters_.messages_received;
-    complete(done);
-  });
+  if (const std::optional<Completion> done = incoming_.post(to, capacity, request)) received(*done);
   // Small messages come without a grant, so that theirs can wait for an acknowledgement to ride on.
   if (capacity > options_.eager_bytes || incoming_.posted() - announced_ >= options_.eager_messages / 2) {
     grant_due_ = true;
@@ -194,7 +192,7 @@ void Session::close(uint64_t now_ns) {
     state_ = State::closing;
     over_ = Status::cancelled;
     abandon_packets();
-    fail_requests(Status::cancelled, Status::cancelled, 0);
+    fail_requests(Status::cancelled);
     close_due_ = reachable;
     linger_ns_ = reachable ? now_ns + options_.peer_timeout_ns : now_ns;
   } else {
@@ -204,11 +202,11 @@ void Session::close(uint64_t now_ns) {
   if (linger_ns_ <= now_ns) finished_ = true;
 }
 
-void Session::fail_requests(Status sends, Status receives, uint64_t receives_from) {
+void Session::fail_requests(Status status) {
   const auto done = [this](const Completion& completion) { complete(completion); };
   closed_floor_ = std::min(closed_floor_, incoming_.oldest());
-  outgoing_.fail(sends, done);
-  incoming_.fail(receives_from, receives, done);
+  outgoing_.fail(status, done);
+  incoming_.fail(status, done);
 }
 
 void Session::fail(Status status, const std::string& why) {
@@ -217,12 +215,12 @@ void Session::fail(Status status, const std::string& why) {
   state_ = State::closed;
   over_ = status;
   abandon_packets();
-  fail_requests(status, status, 0);
+  fail_requests(status);
   if (silent_end) {
     finished_ = true;
     return;
   }
-  events_.failed(identity_.id, status, why);
+  tell_failed(status, why);
 }
 
 // What is under way is of no interest any more.
@@ -340,11 +338,6 @@ const Counters& Session::counters() {
   counters_.srtt_ns = rtt_.smoothed_ns();
   counters_.least_rtt_ns = rtt_.least_ns();
   return counters_;
-}
-
-size_t Session::expect(std::span<Expected> expected) const {
-  if (state_ != State::open || options_.authenticate || identity_.mode == Mode::stream) return 0;
-  return incoming_.expect(expected, identity_.id, payload_);
 }
 
 }  // namespace harp

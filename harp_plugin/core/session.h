@@ -19,7 +19,7 @@
 #include <string>
 
 #include "harp_plugin/core/congestion.h"
-#include "harp_plugin/core/endpoint.h"
+#include "harp_plugin/core/events.h"
 #include "harp_plugin/core/incoming.h"
 #include "harp_plugin/core/incoming_stream.h"
 #include "harp_plugin/core/outgoing.h"
@@ -59,8 +59,8 @@ class Session {
   Session(const Identity&, const Options&, Events&, uint64_t now_ns);
 
   void connect_to(const Address&);                                    // the opener's first step
-  void accept(const OpenBody&, const Header&, const RxPacket&);       // the other side's, and for each further path
-  void answered(const OpenBody&, const Header&, const RxPacket&, uint64_t now_ns);  // OPEN_ACK has come
+  void accept(const OpenBody&, const Packet&);                        // the other side's, and for each further path
+  void answered(const OpenBody&, const Packet&, uint64_t now_ns);     // OPEN_ACK has come
 
   bool send(const uint8_t* data, uint32_t bytes, uint64_t request, uint64_t now_ns);
   bool post(uint8_t* to, uint32_t capacity, uint64_t request, uint64_t now_ns);
@@ -68,8 +68,7 @@ class Session {
   void close(uint64_t now_ns);
   void fail(Status, const std::string& why);
 
-  // Any packet but OPEN, OPEN_ACK and RESET. true: the packet is kept, which only happens if it may be.
-  bool receive(const Header&, const RxPacket&, bool may_keep, uint64_t now_ns);
+  bool receive(Packet, uint64_t now_ns);  // any but OPEN, OPEN_ACK and RESET. true: it is kept
   void reset_by_peer(uint32_t number);
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);
   void advance(uint64_t now_ns);
@@ -78,7 +77,6 @@ class Session {
   bool wants_to_transmit(uint64_t now_ns);
   bool idle(uint64_t now_ns);  // nothing is under way: only signs of life are due, far apart
   bool finished() const { return finished_; }
-  size_t expect(std::span<Expected>) const;
 
   const Identity& identity() const { return identity_; }
   State state() const { return state_; }
@@ -86,6 +84,7 @@ class Session {
   bool knows(const Address&) const;
   bool opened_by(const OpenBody& body) const { return !identity_.opener && peer_offer_ == body; }
   uint32_t payload() const { return payload_; }
+  const Incoming& incoming() const { return incoming_; }
   const Counters& counters();
   OpenBody offer() const;
 
@@ -95,13 +94,14 @@ class Session {
 
  private:
   // Receiving.
-  Arrival dispatch(const Header&, const RxPacket&, std::span<const uint8_t> body, bool keep, uint64_t now_ns);
-  Arrival on_data(const Header&, const RxPacket&, std::span<const uint8_t> payload, bool keep);
+  Arrival on_data(const Packet&, bool keep);
+  void received(const Completion&);
+  Arrival on_control(const Packet&, uint64_t now_ns);
   Arrival on_ack(std::span<const uint8_t> body, uint64_t now_ns);
-  Arrival on_grant(const Header&, std::span<const uint8_t> body, uint64_t now_ns);
-  Arrival on_close(const Header&, std::span<const uint8_t> body, uint64_t now_ns);
+  Arrival on_grant(const Packet&, uint64_t now_ns);
+  Arrival on_close(const Packet&, uint64_t now_ns);
   void agree(const OpenBody& peer);
-  void learn_path(const Header&, const RxPacket&);
+  void learn_path(const Packet&);
   void acknowledge_later(const Header&, bool in_order, uint64_t now_ns);
   void acknowledged(SentPacket&);
   void detect_losses(uint64_t now_ns);
@@ -126,8 +126,11 @@ class Session {
   uint64_t silent_ns() const;  // when the peer counts as silent, having been asked
   // Ending.
   void abandon_packets();
-  void fail_requests(Status sends, Status receives, uint64_t receives_from);
-  void complete(const Completion& completion) { events_.completed(identity_.id, completion); }
+  void fail_requests(Status);
+  void complete(const Completion& completion) { events_.told.push(event::Completed{identity_.id, completion}); }
+  void tell_failed(Status status, const std::string& why) {
+    events_.told.push(event::Failed{identity_.id, status, why});
+  }
 
   const Identity identity_;
   const Options& options_;

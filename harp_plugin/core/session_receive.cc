@@ -7,42 +7,39 @@ namespace {
 
 constexpr uint64_t kFarAhead = 1 << 16;  // numbers beyond the highest so far that are believed
 constexpr uint32_t kMostReordering = 64;
+constexpr uint32_t kMostKept = 512;  // packets that the streams of an endpoint keep; beyond, records are copied
 
 bool needs_acknowledgement(Type type) { return type != Type::ack; }
 
 }  // namespace
 
-bool Session::receive(const Header& header, const RxPacket& packet, bool may_keep, uint64_t now_ns) {
+bool Session::receive(Packet packet, uint64_t now_ns) {
+  const Header& header = packet.header;
   if (peer_id_ == 0 || state_ == State::closed) return false;
-  std::span<const uint8_t> body = *body_of(packet);
   const uint64_t number = expand(header.number, received_.expected());
-  if (header.path >= path_count_ || !paths_[header.path].known || packet.from != paths_[header.path].to ||
+  if (header.path >= path_count_ || !paths_[header.path].known || packet.came.from != paths_[header.path].to ||
       number >= received_.expected() + kFarAhead) {
     ++counters_.out_of_window;
     return false;
   }
-  if (bool(header.flags & kTagged) != options_.authenticate || (options_.authenticate && body.size() < kTagBytes)) {
+  if (bool(header.flags & kTagged) != options_.authenticate ||
+      (options_.authenticate && !verify(key_, number, {packet.came.head, kHeaderBytes}, packet.body))) {
     ++counters_.unauthenticated;
     return false;
   }
-  if (options_.authenticate) {
-    if (!verify(key_, number, {packet.head, kHeaderBytes}, body)) {
-      ++counters_.unauthenticated;
-      return false;
-    }
-    body = body.first(body.size() - kTagBytes);
-  }
+  if (options_.authenticate) packet.body = packet.body.first(packet.body.size() - kTagBytes);
   if (received_.contains(number)) {
     ++counters_.duplicates;
     return false;
   }
   if (state_ == State::opening) {  // its sender has heard OPEN_ACK; a record must not come before the connection does
     state_ = State::open;
-    events_.opened(identity_.id, &identity_.nonce);
+    events_.told.push(event::Opened{identity_.id, identity_.nonce, packet.came.from});
   }
-  const bool keep = may_keep && header.type == Type::data && identity_.mode == Mode::stream;
+  const bool is_record = header.type == Type::data && identity_.mode == Mode::stream;
+  const bool keep = is_record && packet.came.lendable && events_.kept < kMostKept;
   const bool in_order = number == received_.expected();
-  const Arrival arrival = dispatch(header, packet, body, keep, now_ns);
+  const Arrival arrival = header.type == Type::data ? on_data(packet, keep) : on_control(packet, now_ns);
   if (arrival == Arrival::refused) return false;
   if (arrival == Arrival::duplicate) ++counters_.duplicates;
   if (number >= received_.expected()) largest_received_ns_ = now_ns;
@@ -55,43 +52,48 @@ bool Session::receive(const Header& header, const RxPacket& packet, bool may_kee
   return keep && arrival == Arrival::accepted;
 }
 
-Arrival Session::dispatch(const Header& header, const RxPacket& packet, std::span<const uint8_t> body, bool keep,
-                          uint64_t now_ns) {
-  Arrival arrival = Arrival::refused;
-  switch (header.type) {
-    case Type::data: return on_data(header, packet, body, keep);
-    case Type::ack: arrival = on_ack(body, now_ns); break;
-    case Type::grant: arrival = on_grant(header, body, now_ns); break;
-    case Type::probe: arrival = body.empty() ? Arrival::accepted : Arrival::refused; break;
-    case Type::close: arrival = on_close(header, body, now_ns); break;
-    case Type::reset:
-    case Type::open:
-    case Type::open_ack: break;  // the endpoint's business
-  }
-  if (arrival == Arrival::refused) ++counters_.malformed;
-  return arrival;
-}
-
-Arrival Session::on_data(const Header& header, const RxPacket& packet, std::span<const uint8_t> payload, bool keep) {
+Arrival Session::on_data(const Packet& packet, bool keep) {
   Arrival arrival = Arrival::refused;
   if (identity_.mode == Mode::stream) {
     if (told_) return Arrival::refused;
-    arrival = stream_.arrive(header, packet, payload, keep, [this](const Record& record) {
+    arrival = stream_.arrive(packet, keep);
+    events_.kept += keep && arrival == Arrival::accepted;
+    while (const std::optional<Record> record = stream_.deliver()) {
       ++counters_.messages_received;
-      events_.record(identity_.id, record);
-    });
-  } else if (expand(header.message, incoming_.posted()) >= closed_floor_) {
+      events_.told.push(event::Received{identity_.id, *record});
+    }
+  } else if (expand(packet.header.message, incoming_.posted()) >= closed_floor_) {
     return Arrival::refused;  // was given up: the peer must not take it for delivered
   } else {
-    arrival = incoming_.arrive(header, payload, payload_, counters_, [&](const Completion& done) {
-      ++counters_.messages_received;
-      // A sender of large messages waits for the end of each; small ones are acknowledged together.
-      if (header.total > options_.eager_bytes) ack_due_ = true;
-      complete(done);
-    });
+    std::optional<Completion> done;
+    arrival = incoming_.arrive(packet, &counters_.placed, &done);
+    // A sender of large messages waits for the end of each; small ones are acknowledged together.
+    if (done && packet.header.total > options_.eager_bytes) ack_due_ = true;
+    if (done) received(*done);
   }
   if (arrival == Arrival::refused) ++counters_.out_of_buffer;
-  if (arrival == Arrival::accepted) counters_.bytes_received += payload.size();
+  if (arrival == Arrival::accepted) counters_.bytes_received += packet.body.size();
+  return arrival;
+}
+
+void Session::received(const Completion& done) {
+  ++counters_.messages_received;
+  complete(done);
+}
+
+Arrival Session::on_control(const Packet& packet, uint64_t now_ns) {
+  Arrival arrival = Arrival::refused;
+  switch (packet.header.type) {
+    case Type::ack: arrival = on_ack(packet.body, now_ns); break;
+    case Type::grant: arrival = on_grant(packet, now_ns); break;
+    case Type::probe: arrival = packet.body.empty() ? Arrival::accepted : Arrival::refused; break;
+    case Type::close: arrival = on_close(packet, now_ns); break;
+    case Type::data:
+    case Type::reset:
+    case Type::open:
+    case Type::open_ack: break;  // somebody else's business
+  }
+  if (arrival == Arrival::refused) ++counters_.malformed;
   return arrival;
 }
 
@@ -194,9 +196,10 @@ void Session::lose(SentPacket& packet, SentPacket::Fate fate, uint64_t now_ns) {
   }
 }
 
-Arrival Session::on_grant(const Header& header, std::span<const uint8_t> body, uint64_t now_ns) {
+Arrival Session::on_grant(const Packet& packet, uint64_t now_ns) {
+  const std::span<const uint8_t> body = packet.body;
   size_t used = 0;
-  if (bool(header.flags & kStream) != (identity_.mode == Mode::stream)) return Arrival::refused;
+  if (bool(packet.header.flags & kStream) != (identity_.mode == Mode::stream)) return Arrival::refused;
   if (identity_.mode == Mode::stream) {
     const std::optional<CreditBody> credit = read_credit(body, &used);
     if (!credit) return Arrival::refused;
@@ -209,15 +212,16 @@ Arrival Session::on_grant(const Header& header, std::span<const uint8_t> body, u
     const uint64_t first = expand(grant->first, outgoing_.submitted());
     for (uint32_t i = 0; i < grant->count; ++i) outgoing_.grant(first + i, grant->capacity[i]);
   }
-  if (header.flags & kWithAck) return on_ack(body.subspan(used), now_ns);
+  if (packet.header.flags & kWithAck) return on_ack(body.subspan(used), now_ns);
   return used == body.size() ? Arrival::accepted : Arrival::refused;
 }
 
-Arrival Session::on_close(const Header& header, std::span<const uint8_t> bytes, uint64_t now_ns) {
+Arrival Session::on_close(const Packet& packet, uint64_t now_ns) {
+  const std::span<const uint8_t> bytes = packet.body;
   if (bytes.size() < kCloseBytes) return Arrival::refused;
   const std::optional<CloseBody> close = read_close(bytes.first(kCloseBytes));
   if (!close) return Arrival::refused;
-  if (header.flags & kWithAck) {
+  if (packet.header.flags & kWithAck) {
     if (on_ack(bytes.subspan(kCloseBytes), now_ns) == Arrival::refused) return Arrival::refused;
   } else if (bytes.size() != kCloseBytes) {
     return Arrival::refused;
@@ -231,10 +235,9 @@ Arrival Session::on_close(const Header& header, std::span<const uint8_t> bytes, 
   state_ = State::closing;
   abandon_packets();
   over_ = close->reason == CloseReason::done ? Status::peer_closed : Status::peer_failed;
-  fail_requests(over_, over_, 0);
-  events_.failed(identity_.id, over_,
-                 close->reason == CloseReason::done ? "it has closed the connection"
-                                                    : "it closed the connection and gave up what was under way");
+  fail_requests(over_);
+  tell_failed(over_, close->reason == CloseReason::done ? "it has closed the connection"
+                                                        : "it closed the connection and gave up what was under way");
   return Arrival::accepted;
 }
 

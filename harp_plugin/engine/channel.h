@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "harp_plugin/core/endpoint.h"
+#include "harp_plugin/core/connection.h"
 #include "harp_plugin/port/spsc_ring.h"
 
 namespace harp {
@@ -73,7 +73,7 @@ class Channel {
 
  private:
   friend class Engine;
-  static constexpr uint32_t kRequests = 2 * Endpoint::kMostRequests;
+  static constexpr uint32_t kRequests = 2 * kMostRequests;
 
   // The application's.
   std::unique_ptr<Request[]> requests_;

@@ -73,6 +73,7 @@ void Engine::end(Channel& channel) {
   submissions(now_ns);
   give_up(channel, Status::cancelled, "closed on this side");
   endpoint_.close(channel.id_, now_ns);
+  carry_out_events();
   drain(channel, now_ns);  // what the endpoint had no room for completes as cancelled now
   channels_.erase(channel.id_);
   channel.id_ = 0;

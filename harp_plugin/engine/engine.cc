@@ -21,6 +21,7 @@ bool Engine::try_round(bool* busy) {
   } catch (const std::exception& error) {
     // The engine goes on: what is broken is known to those who use it.
     for (const auto& [id, channel] : channels_) endpoint_.fail(id, Status::local_fault, error.what());
+    carry_out_events();
     *busy = true;
   }
   if (std::exchange(news_, false) && settings_.notifier) settings_.notifier->notify();
@@ -52,10 +53,8 @@ bool Engine::round() {
   busy |= submissions(now_ns);
   endpoint_.advance(now_ns);
   for (ConnectionId id : std::exchange(orphans_, {})) endpoint_.close(id, now_ns);
-  if (!released_.empty()) {
-    port_->release(released_);
-    released_.clear();
-  }
+  carry_out_events();
+  release();
   busy |= transmit(now_ns);
   if (!fenced_.empty()) settle();
   if (unpublished_ && now_ns - published_ns_ >= kPublishEveryNs) publish(now_ns);
@@ -64,24 +63,29 @@ bool Engine::round() {
 }
 
 size_t Engine::receive() {
-  if (port_->caps().places_payload && endpoint_.changes() != guessed_at_) {
-    guessed_at_ = endpoint_.changes();
-    guesses_ = endpoint_.expect(expected_);
-  }
-  const size_t count = port_->rx(rx_, std::span(expected_).first(guesses_));
+  const bool places = port_->caps().places_payload;
+  const size_t count = port_->rx(rx_, places ? endpoint_.expected() : std::span<const Expected>());
   if (count == 0) return 0;
   const uint64_t now_ns = lightcc::now_ns();  // not before rx(): packets may have come while it ran
   size_t unneeded = 0;
   for (size_t i = 0; i < count; ++i) {
-    current_ = &rx_[i];
-    if (endpoint_.receive(rx_[i], now_ns)) continue;
+    const bool kept = endpoint_.receive(rx_[i], now_ns);
+    carry_out_events();
+    if (kept) continue;
     if (unneeded != i) rx_[unneeded] = rx_[i];
     ++unneeded;
   }
-  current_ = nullptr;
   unpublished_ |= count > 0;
   if (unneeded > 0) port_->release(std::span(rx_).first(unneeded));
   return count;
+}
+
+// All together: while packets are looked at, their port must not reuse any.
+void Engine::release() {
+  std::vector<RxPacket>& released = endpoint_.events().released;
+  if (released.empty()) return;
+  port_->release(released);
+  released.clear();
 }
 
 bool Engine::submissions(uint64_t now_ns) {
@@ -113,6 +117,7 @@ void Engine::drain(Channel& channel, uint64_t now_ns) {
     } else {
       taken = endpoint_.receive(channel.id_, submission.data, submission.bytes, name, now_ns);
     }
+    carry_out_events();
     if (!taken) {
       notice(channel);
       break;
@@ -154,12 +159,18 @@ void Engine::keep(size_t from, size_t count) {
   }
 }
 
-void Engine::completed(ConnectionId, const Completion& completion) {
+void Engine::carry_out_events() {
+  while (const std::optional<Event> event = endpoint_.events().told.pop())
+    std::visit([this](const auto& one) { carry_out(one); }, *event);
+}
+
+void Engine::carry_out(const event::Completed& completed) {
+  const Completion& completion = completed.completion;
   auto* request = reinterpret_cast<Request*>(static_cast<uintptr_t>(completion.request));
   const bool ended_well = completion.status == Status::ok || completion.status == Status::too_long;
   const bool kept = request->sends && kept_ != kept_end_;
   if (ended_well && !kept) return complete(*request, completion);
-  // Failures come before failed() tells why, so they wait for the end of the round in any case.
+  // Failures come before Failed tells why, so they wait for the end of the round in any case.
   fenced_.push_back({taken_ + (kept_end_ - kept_), !ended_well, request, completion, nullptr});
 }
 
@@ -179,35 +190,37 @@ void Engine::settle() {
   }
 }
 
-void Engine::opened(ConnectionId id, const Nonce* listener) {
+void Engine::carry_out(const event::Opened& opened) {
+  const ConnectionId id = opened.id;
   news_ = true;
-  if (!listener) {
+  if (!opened.listener) {
     if (const auto own = channels_.find(id); own != channels_.end())
       own->second->record_bytes_.store(endpoint_.record_bytes(id), std::memory_order_release);
     return;
   }
-  const auto queue = listeners_.find(*listener);
+  const auto queue = listeners_.find(*opened.listener);
   if (queue == listeners_.end()) return orphans_.push_back(id);
   auto channel = std::make_unique<Channel>(*this, endpoint_.mode(id), options_.stream_frames);
   channel->id_ = id;
-  if (current_) channel->peer = settings_.name_of_peer(current_->from);
+  channel->peer = settings_.name_of_peer(opened.peer);
   channel->record_bytes_.store(endpoint_.record_bytes(id), std::memory_order_release);
   channels_[id] = channel.get();
   load_.fetch_add(1, std::memory_order_relaxed);
   queue->second->with([&](auto& waiting) { waiting.push_back(std::move(channel)); });
 }
 
-void Engine::record(ConnectionId id, const Record& record) {
-  const auto own = channels_.find(id);
+void Engine::carry_out(const event::Received& received) {
+  const auto own = channels_.find(received.id);
   if (own == channels_.end() || !own->second->records_) return;
   news_ = true;
   // The peer has credit for as many records as the ring holds.
-  if (!own->second->records_->producer().push({record.data, record.bytes}))
+  if (!own->second->records_->producer().push({received.record.data, received.record.bytes}))
     give_up(*own->second, Status::local_fault, "more records than the credit that was given");
 }
 
-void Engine::failed(ConnectionId id, Status status, const std::string& why) {
-  if (const auto own = channels_.find(id); own != channels_.end()) give_up(*own->second, status, why);
+void Engine::carry_out(const event::Failed& failed) {
+  if (const auto own = channels_.find(failed.id); own != channels_.end())
+    give_up(*own->second, failed.status, failed.why);
 }
 
 void Engine::give_up(Channel& channel, Status status, const std::string& why) {
@@ -216,9 +229,6 @@ void Engine::give_up(Channel& channel, Status status, const std::string& why) {
   channel.over_.store(static_cast<int>(status), std::memory_order_release);
   news_ = true;
 }
-
-// Later in the round, all together: while packets are looked at, their port must not reuse any.
-void Engine::release(const RxPacket& packet) { released_.push_back(packet); }
 
 Counters Engine::counters(const Channel& channel) const {
   const Counters* counters = channel.id_ ? endpoint_.counters(channel.id_) : nullptr;

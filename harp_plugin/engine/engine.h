@@ -33,7 +33,7 @@ namespace harp {
 // Connections that have come to a listener and wait to be accepted.
 using AcceptQueue = Guarded<std::deque<std::unique_ptr<Channel>>>;
 
-class Engine final : private Events {
+class Engine final {
  public:
   struct Settings {
     int index = 0;
@@ -78,18 +78,13 @@ class Engine final : private Events {
   const Counters& strays() const { return endpoint_.strays(); }              // in commands only
 
  private:
-  static constexpr size_t kBatch = 96;
+  static constexpr size_t kBatch = kMostExpected;
   static constexpr int kBatchesARound = 4;
-
-  void opened(ConnectionId, const Nonce* listener) override;
-  void completed(ConnectionId, const Completion&) override;
-  void record(ConnectionId, const Record&) override;
-  void failed(ConnectionId, Status, const std::string& why) override;
-  void release(const RxPacket&) override;
 
   // engine.cc: a round and what it consists of.
   bool round();  // whether anything came, or is left to do: what timers had sent is no reason to stay awake
   size_t receive();
+  void release();
   bool submissions(uint64_t now_ns);
   void drain(Channel&, uint64_t now_ns);
   bool transmit(uint64_t now_ns);  // whether there may be more
@@ -98,6 +93,11 @@ class Engine final : private Events {
   void settle();
   void publish(uint64_t now_ns);
   bool try_round(bool* busy);
+  void carry_out_events();  // of the endpoint: after every call to it that may have any
+  void carry_out(const event::Opened&);
+  void carry_out(const event::Completed&);
+  void carry_out(const event::Received&);
+  void carry_out(const event::Failed&);
   void complete(Request&, const Completion&);
   // commands.cc
   bool commands();
@@ -141,13 +141,9 @@ class Engine final : private Events {
   std::unordered_map<ConnectionId, Channel*> channels_;
   std::map<Nonce, AcceptQueue*> listeners_;
   std::vector<ConnectionId> orphans_;  // opened for a listener that is gone
-  const RxPacket* current_ = nullptr;  // that the endpoint looks at
-  std::vector<RxPacket> rx_, released_;
+  std::vector<RxPacket> rx_;
   std::vector<TxPacket> tx_;
   std::array<Address, kBatch> kept_to_;
-  std::array<Expected, kBatch> expected_;  // by endpoint_, when its changes() were guessed_at_
-  size_t guesses_ = 0;
-  uint64_t guessed_at_ = UINT64_MAX;
   size_t kept_ = 0, kept_end_ = 0;  // tx_[kept_..kept_end_) were not taken by the port yet
   uint64_t taken_ = 0;              // packets that the port took, ever
   std::deque<Fenced> fenced_;

@@ -40,11 +40,10 @@ std::thread start_without_signals(F body) {
 
 Engine::Engine(std::unique_ptr<Port> port, const Options& options, Settings settings)
     : settings_(std::move(settings)), bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), port_(std::move(port)),
-      options_(options), endpoint_(options, *this, settings_.random), rx_(kBatch),
+      options_(options), endpoint_(options, settings_.random), rx_(kBatch),
       tx_(kBatch - kBatch % port_->caps().sent_together),
       habit_(settings_.spin_ns) {
   if (!bell_) throw lightcc::system_error("starting an engine (eventfd)");
-  released_.reserve(kBatch);
   thread_ = start_without_signals([this] { thread(); });
 }
 

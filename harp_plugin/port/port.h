@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "harp_plugin/core/packet.h"
+#include "harp_plugin/core/expected.h"
 
 namespace harp {
 
@@ -41,7 +41,7 @@ class Port : public Doorbell {
   virtual size_t tx(std::span<const TxPacket>) = 0;
   // How many of all packets that tx() has taken are no longer read by it: they are let go in order.
   virtual uint64_t tx_done() = 0;
-  // Packets that have come. `expected` are probably the next ones, in order; into their places it may write anything.
+  // Packets that have come. `expected` are probably the next ones, in order (expected.h says what is true of them).
   virtual size_t rx(std::span<RxPacket>, std::span<const Expected> expected) = 0;
   virtual void release(std::span<const RxPacket>) = 0;  // each packet once, in any order
   // What it has counted, by name.

@@ -30,12 +30,6 @@ static_assert(kAloneRoom >= kHeaderBytes);
 // A frame of an aggregate: the slots of so many headers as a batch has packets, then room for all of it.
 constexpr size_t kSlotBytes = 24, kAggregateRoom = 64 * kSlotBytes;
 
-bool is(const Expected& expected, const uint8_t* head) {
-  const std::optional<Header> header = read_header({head, kHeaderBytes});
-  return header && header->type == Type::data && (header->flags & ~kNextAlike) == 0 && header->conn == expected.conn &&
-         header->message == expected.message && header->offset == expected.offset && header->total == expected.total;
-}
-
 // Puts the first `bytes` of what was scattered over `pieces`, whose last is `room`, together in `room`.
 void put_together(std::span<const iovec> pieces, uint8_t* room, size_t bytes) {
   size_t elsewhere = 0;
@@ -47,13 +41,6 @@ void put_together(std::span<const iovec> pieces, uint8_t* room, size_t bytes) {
     room += count;
     bytes -= count;
   }
-}
-
-Address address_of(const sockaddr_in& name) {
-  Address address;
-  std::memcpy(address.bytes.data(), &name, sizeof name);
-  address.size = sizeof name;
-  return address;
 }
 
 uint32_t frames_for(uint32_t payload_and_tag) {
@@ -75,8 +62,9 @@ UdpReceiver::UdpReceiver(int socket, uint16_t local, uint32_t payload, bool gro,
       pools_(pools),
       counters_(counters) {
   for (size_t i = 0; i < kBatch; ++i) {
+    batch_->names[i].size = sizeof(sockaddr_in);
     msghdr& message = batch_->messages[i].msg_hdr;
-    message.msg_name = &batch_->names[i];
+    message.msg_name = batch_->names[i].bytes.data();
     message.msg_iov = batch_->pieces[i].data();
   }
   if (gro) set_gro(true);
@@ -142,10 +130,10 @@ size_t UdpReceiver::receive_alone(std::span<RxPacket> packets, std::span<const E
     packet.payload_bytes = bytes - static_cast<uint32_t>(kHeaderBytes);
     packet.local = local_;
     packet.lendable = pools_.alone.plenty();
-    packet.from = address_of(batch_->names[i]);
+    packet.from = batch_->names[i];
     packet.frame = frames[i];
     if (i >= expected.size()) continue;
-    if (packet.payload_bytes == expected[i].bytes && is(expected[i], frame)) {
+    if (expected[i].matches(frame, packet.payload_bytes)) {
       packet.head = frame;
       packet.payload = expected[i].at;
       ++counters_.placed;
@@ -190,7 +178,7 @@ int UdpReceiver::receive_aggregate(std::span<RxPacket> packets, std::span<const 
     pieces[used++] = {expected[i].at, expected[i].bytes};
   }
   pieces[used++] = {room, kLargestDatagram};
-  msghdr message = {.msg_name = &batch_->names[0],
+  msghdr message = {.msg_name = batch_->names[0].bytes.data(),
                     .msg_namelen = sizeof(sockaddr_in),
                     .msg_iov = pieces,
                     .msg_iovlen = used,
@@ -202,7 +190,7 @@ int UdpReceiver::receive_aggregate(std::span<RxPacket> packets, std::span<const 
   if (received < 0) return -1;
   pools_.aggregates.take();
   const auto bytes = static_cast<uint32_t>(received);
-  rest_ = {.begin = room, .frame = frame, .bytes = bytes, .segment = bytes, .from = address_of(batch_->names[0])};
+  rest_ = {.begin = room, .frame = frame, .bytes = bytes, .segment = bytes, .from = batch_->names[0]};
   if (const cmsghdr* control = CMSG_FIRSTHDR(&message);
       control && control->cmsg_level == SOL_UDP && control->cmsg_type == UDP_GRO) {
     int value;
@@ -217,7 +205,7 @@ int UdpReceiver::receive_aggregate(std::span<RxPacket> packets, std::span<const 
   for (; hits < expected.size() && rest_.at < bytes; ++hits) {
     const Expected& one = expected[hits];
     const uint32_t part = std::min(rest_.segment, bytes - rest_.at);
-    if (part != kHeaderBytes + one.bytes || !is(one, slots + hits * kSlotBytes)) break;
+    if (part < kHeaderBytes || !one.matches(slots + hits * kSlotBytes, part - kHeaderBytes)) break;
     packets[hits] = {.head = slots + hits * kSlotBytes,
                      .head_bytes = kHeaderBytes,
                      .payload = one.at,

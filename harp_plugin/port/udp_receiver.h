@@ -46,7 +46,7 @@ class UdpReceiver {
   struct Batch {
     std::array<mmsghdr, kBatch> messages{};
     std::array<std::array<iovec, 3>, kBatch> pieces;
-    std::array<sockaddr_in, kBatch> names;
+    std::array<Address, kBatch> names;  // where they come from: the kernel writes a sockaddr_in
     std::array<iovec, 2 * kBatch + 1> aggregate;  // the scatter list of one datagram
     Control control;
   };

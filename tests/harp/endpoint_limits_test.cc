@@ -69,7 +69,7 @@ TEST(EndpointLimits, ALostPacketIsRememberedBehindAnyNumberOfAcknowledgements) {
   EXPECT_EQ(got, lost);
 }
 
-// "The owner may call the endpoint again from here": records may be given back at once.
+// The owner may call the endpoint while it carries events out: records may be given back at once.
 TEST(EndpointLimits, RecordsMayBeConsumedWhileTheyAreDelivered) {
   Pair pair({.stream_frames = 4}, Mode::stream);
   struct Consumer : Host {

@@ -178,7 +178,7 @@ class RandomRun {
       link.b->poll();
     }
     simulator_.run(10 * kSecond, [] { return false; });
-    for (const SimulatedHost* host : hosts_) {
+    for (SimulatedHost* host : hosts_) {
       if (!host->kept.empty()) return "packets were kept";
       if (host->endpoint.next_ns() != UINT64_MAX) return "connections are left";
     }
