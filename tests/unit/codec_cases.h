@@ -1,6 +1,7 @@
-// What the codecs of GPUs are tested with beside those of CPUs: random pieces step by step, as plain C++
-// (unit/device/cuda/cuda_codec_test.cc) and on a GPU (tests/gpu/codecs.cu). Memory says where the kernels' memory is:
-// allocate(bytes), release(memory), write(to, from, bytes) and read(to, from, bytes), all static.
+// What codecs are tested with: the inputs of those of CPUs (unit/device), and for those of GPUs random pieces step by
+// step beside the CPU's, as plain C++ (unit/device/cuda/cuda_codec_test.cc) and on a GPU (tests/gpu/codec_bits.cc).
+// Memory says where the kernels' memory is: allocate(bytes), release(memory), write(to, from, bytes) and
+// read(to, from, bytes), all static.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -91,6 +92,20 @@ inline std::vector<float> draw(Draw kind, size_t count, std::mt19937& random) {
     for (size_t i = at; i < std::min(count, at + 2000); ++i) out[i] *= 100;
   return out;
 }
+
+// What a codec is given: it encodes what was left behind and the scaled gradient, added up.
+struct Input {
+  std::vector<float> gradient, residual;
+  float scale = 1;
+  std::vector<float> sums() const {
+    std::vector<float> all(gradient.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      const float scaled = scale * gradient[i];
+      all[i] = residual[i] + scaled;
+    }
+    return all;
+  }
+};
 
 // ---- a piece
 

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "device/quantization.h"
+#include "unit/codec_cases.h"
 #include "unit/isas.h"
 #include "labels.h"
 
@@ -20,22 +21,11 @@ LABEL(alone);
 namespace lightcc {
 namespace {
 
+using test::Input;
+
 constexpr float kLargest = std::numeric_limits<float>::max(), kSmallestNormal = std::numeric_limits<float>::min();
 
 // ---- the oracle
-
-struct Input {
-  std::vector<float> gradient, residual;
-  float prescale = 1;
-  std::vector<float> sums() const {
-    std::vector<float> all(gradient.size());
-    for (size_t i = 0; i < all.size(); ++i) {
-      const float scaled = prescale * gradient[i];
-      all[i] = residual[i] + scaled;
-    }
-    return all;
-  }
-};
 
 struct Encoded {
   std::vector<float> scales;
@@ -108,7 +98,7 @@ template <class Format> Encoded run(Isa isa, const Input& in) {
   std::vector<std::byte> body(bytes + 2 * kAround, kGuardByte);
 
   QuantizedEncoding<Format> encoding(isa);
-  encoding.start({gradient.data() + kAround, residual.data() + kAround, count, in.prescale}, body.data() + kAround);
+  encoding.start({gradient.data() + kAround, residual.data() + kAround, count, in.scale}, body.data() + kAround);
   size_t steps = 1;
   while (encoding.step() && steps < 1000 + blocks) ++steps;
   EXPECT_EQ(encoding.finite() ? blocks : 2 * blocks, steps) << "a step takes a block";
@@ -195,9 +185,9 @@ const Distribution kDistributions[] = {
     {"the largest", [](size_t, auto& random) { return kLargest * sign(random); }},
 };
 
-Input input(const Distribution& from, size_t count, uint64_t seed, float prescale = 1) {
+Input input(const Distribution& from, size_t count, uint64_t seed, float scale = 1) {
   std::mt19937_64 random(seed);
-  Input in{std::vector<float>(count), std::vector<float>(count), prescale};
+  Input in{std::vector<float>(count), std::vector<float>(count), scale};
   for (size_t i = 0; i < count; ++i) in.gradient[i] = from.draw(i, random);
   // Often what is left behind is nothing, so that sums are what has been drawn.
   if (seed % 2 == 0) return in;

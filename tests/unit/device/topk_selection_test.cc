@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "device/topk.h"
 #include "device/topk_message.h"
+#include "unit/codec_cases.h"
 #include "unit/isas.h"
 #include "labels.h"
 
@@ -22,25 +23,14 @@ LABEL(alone);
 namespace lightcc {
 namespace {
 
+using test::Input;
+
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 uint32_t magnitude_of(float x) { return bits_of(x) & 0x7fffffffu; }
 
 // ---- the oracle
-
-struct Input {
-  std::vector<float> gradient, residual;
-  float scale = 1;
-  std::vector<float> sums() const {
-    std::vector<float> all(gradient.size());
-    for (size_t i = 0; i < all.size(); ++i) {
-      const float scaled = scale * gradient[i];
-      all[i] = residual[i] + scaled;
-    }
-    return all;
-  }
-};
 
 struct LoopOutput {
   std::vector<uint32_t> counts;
