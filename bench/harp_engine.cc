@@ -23,11 +23,11 @@ struct Side {
   }
   void carry_out(const event::Received&) {}
   void carry_out(const event::Failed& failed) {
-    std::fprintf(stderr, "%s\n", failed.why.c_str());
+    std::fprintf(stderr, "%s\n", std::string(failed.why).c_str());
     std::abort();
   }
   void carry_out_events() {
-    while (const std::optional<Event> event = endpoint.events().told.pop())
+    while (const Event* event = endpoint.events().next())
       std::visit([this](const auto& one) { carry_out(one); }, *event);
   }
   uint64_t random() { return state = state * 6364136223846793005u + 1442695040888963407u; }

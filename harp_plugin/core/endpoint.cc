@@ -85,7 +85,7 @@ void Endpoint::remove(Session* session) {
 }
 
 bool Endpoint::refuse(ConnectionId id, uint64_t request) {  // there is no such connection (any more)
-  events_.told.push(event::Completed{id, {request, Status::cancelled, 0}});
+  events_.tell(event::Completed{id, {request, Status::cancelled, 0}});
   return true;
 }
 

@@ -56,7 +56,7 @@ inline constexpr uint16_t kPathNumber = kMostPaths - 1;
 static_assert((kMostPaths & kPathNumber) == 0);
 uint16_t cookie_of(const std::string& secret);  // without the bits of kPathNumber
 
-struct [[gnu::packed]] WireHeader {
+struct [[gnu::packed, gnu::may_alias]] WireHeader {  // any bytes may be looked at as one
   uint8_t version_and_type, flags;
   uint32_t conn, number;
   uint16_t message;
@@ -66,14 +66,12 @@ struct [[gnu::packed]] WireHeader {
 static_assert(sizeof(WireHeader) == kHeaderBytes);
 
 inline void write_header(const Header& header, uint8_t* to) {  // kHeaderBytes
-  const WireHeader wire{uint8_t(kVersion << 4 | uint8_t(header.type)), header.flags, header.conn, header.number,
-                        header.message, header.offset, header.total, header.path};
-  std::memcpy(to, &wire, sizeof wire);
+  *reinterpret_cast<WireHeader*>(to) = {uint8_t(kVersion << 4 | uint8_t(header.type)), header.flags, header.conn,
+                                        header.number, header.message, header.offset, header.total, header.path};
 }
 inline std::optional<Header> read_header(std::span<const uint8_t> bytes) {  // of this version, with a known type
-  WireHeader wire;
-  if (bytes.size() < sizeof wire) return std::nullopt;
-  std::memcpy(&wire, bytes.data(), sizeof wire);
+  if (bytes.size() < kHeaderBytes) return std::nullopt;
+  const auto& wire = *reinterpret_cast<const WireHeader*>(bytes.data());
   const uint8_t version = wire.version_and_type >> 4, type = wire.version_and_type & 15;
   if (version != kVersion || type > uint8_t(Type::open_ack)) return std::nullopt;
   return Header{Type(type), wire.flags, wire.conn, wire.number, wire.message, wire.offset, wire.total, wire.path};

@@ -124,7 +124,7 @@ void Session::answered(const OpenBody& body, const Packet& packet, uint64_t now_
     agree(body);
     state_ = State::open;
     heard_ns_ = now_ns;
-    events_.told.push(event::Opened{identity_.id, std::nullopt, packet.came.from});
+    events_.tell(event::Opened{identity_.id, std::nullopt, packet.came.from});
   } else if (body.conn != peer_id_) {
     return;
   }

@@ -68,7 +68,8 @@ class Session {
   void close(uint64_t now_ns);
   void fail(Status, const std::string& why);
 
-  bool receive(Packet, uint64_t now_ns);  // any but OPEN, OPEN_ACK and RESET. true: it is kept
+  // Any packet but OPEN, OPEN_ACK and RESET, whose body loses its tag. true: it is kept.
+  bool receive(Packet&, uint64_t now_ns);
   void reset_by_peer(uint32_t number);
   size_t transmit(std::span<TxPacket>, uint64_t now_ns);
   void advance(uint64_t now_ns);
@@ -127,9 +128,10 @@ class Session {
   // Ending.
   void abandon_packets();
   void fail_requests(Status);
-  void complete(const Completion& completion) { events_.told.push(event::Completed{identity_.id, completion}); }
-  void tell_failed(Status status, const std::string& why) {
-    events_.told.push(event::Failed{identity_.id, status, why});
+  void complete(const Completion& completion) { events_.tell(event::Completed{identity_.id, completion}); }
+  void tell_failed(Status status, std::string why) {
+    why_ = std::move(why);
+    events_.tell(event::Failed{identity_.id, status, why_});
   }
 
   const Identity identity_;
@@ -140,6 +142,7 @@ class Session {
   bool told_ = false;        // the application knows that it is over
   bool peer_closed_ = false;
   Status over_ = Status::ok; // why, for requests that come later
+  std::string why_;          // in words
 
   uint32_t peer_id_ = 0;
   OpenBody peer_offer_;

@@ -13,7 +13,7 @@ bool needs_acknowledgement(Type type) { return type != Type::ack; }
 
 }  // namespace
 
-bool Session::receive(Packet packet, uint64_t now_ns) {
+bool Session::receive(Packet& packet, uint64_t now_ns) {
   const Header& header = packet.header;
   if (peer_id_ == 0 || state_ == State::closed) return false;
   const uint64_t number = expand(header.number, received_.expected());
@@ -34,7 +34,7 @@ bool Session::receive(Packet packet, uint64_t now_ns) {
   }
   if (state_ == State::opening) {  // its sender has heard OPEN_ACK; a record must not come before the connection does
     state_ = State::open;
-    events_.told.push(event::Opened{identity_.id, identity_.nonce, packet.came.from});
+    events_.tell(event::Opened{identity_.id, identity_.nonce, packet.came.from});
   }
   const bool is_record = header.type == Type::data && identity_.mode == Mode::stream;
   const bool keep = is_record && packet.came.lendable && events_.kept < kMostKept;
@@ -60,7 +60,7 @@ Arrival Session::on_data(const Packet& packet, bool keep) {
     events_.kept += keep && arrival == Arrival::accepted;
     while (const std::optional<Record> record = stream_.deliver()) {
       ++counters_.messages_received;
-      events_.told.push(event::Received{identity_.id, *record});
+      events_.tell(event::Received{identity_.id, *record});
     }
   } else if (expand(packet.header.message, incoming_.posted()) >= closed_floor_) {
     return Arrival::refused;  // was given up: the peer must not take it for delivered

@@ -160,7 +160,7 @@ void Engine::keep(size_t from, size_t count) {
 }
 
 void Engine::carry_out_events() {
-  while (const std::optional<Event> event = endpoint_.events().told.pop())
+  while (const Event* event = endpoint_.events().next())
     std::visit([this](const auto& one) { carry_out(one); }, *event);
 }
 
@@ -220,7 +220,7 @@ void Engine::carry_out(const event::Received& received) {
 
 void Engine::carry_out(const event::Failed& failed) {
   if (const auto own = channels_.find(failed.id); own != channels_.end())
-    give_up(*own->second, failed.status, failed.why);
+    give_up(*own->second, failed.status, std::string(failed.why));
 }
 
 void Engine::give_up(Channel& channel, Status status, const std::string& why) {

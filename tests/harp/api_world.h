@@ -12,7 +12,7 @@
 
 namespace harp {
 
-inline constexpr std::chrono::seconds kApiPatience{30};
+inline constexpr std::chrono::seconds kApiPatience{300};
 
 // Calls `look` until it says something else than HARP_PENDING.
 template <class F>

@@ -131,11 +131,13 @@ class Host {
   void carry_out(const event::Opened& one) { opened(one.id, one.listener ? &*one.listener : nullptr); }
   void carry_out(const event::Completed& one) { completed(one.id, one.completion); }
   void carry_out(const event::Received& one) { record(one.id, one.record); }
-  void carry_out(const event::Failed& one) { failed(one.id, one.status, one.why); }
+  void carry_out(const event::Failed& one) { failed(one.id, one.status, std::string(one.why)); }
   void carry_out_events() {
     Events& events = endpoint.events();
-    while (const std::optional<Event> event = events.told.pop())
-      std::visit([this](const auto& one) { carry_out(one); }, *event);
+    while (const Event* next = events.next()) {
+      const Event event = *next;  // a test may call the endpoint while it is told
+      std::visit([this](const auto& one) { carry_out(one); }, event);
+    }
     for (const RxPacket& packet : events.released) kept.erase(packet.frame);
     events.released.clear();
   }
