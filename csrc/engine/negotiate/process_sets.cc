@@ -30,7 +30,9 @@ void ProcessSets::change(Request& request) {
   const Shape& numbers = request.what.tensors[0].shape;
   if (request.what.kind == Kind::add_group) {
     GroupEngine* added = add({numbers.begin(), numbers.end()}, &request.changed_group);
-    if (!added || !join_) return;
+    if (!added) return;
+    tell_who_has_left(*added);
+    if (!join_) return;
     ++join_parts_;
     added->submit(join_);
     return;
@@ -46,6 +48,13 @@ void ProcessSets::change(Request& request) {
   shared_.surroundings.groups.remove(id);
   inbox_.forget_group(id);
   request.changed_group = id;
+}
+
+// Ranks of this host may have left, and been seen to, before the set was there. Others say so on its own links.
+void ProcessSets::tell_who_has_left(GroupEngine& added) {
+  const LeftMembers& left = world().negotiator().left();
+  for (const int rank : added.group().ranks())
+    if (shared_.peers.is_local(rank) && !left.why(rank).empty()) added.rank_left(rank, left.why(rank));
 }
 
 std::string ProcessSets::plans_text() {

@@ -40,6 +40,7 @@ class ProcessSets {
 
  private:
   GroupEngine* add(std::vector<int> ranks, int* id);    // nullptr: this rank is not in it
+  void tell_who_has_left(GroupEngine& added);
 
   const GroupResources& shared_;
   Inbox& inbox_;

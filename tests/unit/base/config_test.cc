@@ -127,7 +127,7 @@ TEST(Config, WhatKnobsTextPrintsReadsBackTheSame) {
     again[text.substr(at, is - at)] = text.substr(is + 1, end - is - 1);
     at = end + 1;
   }
-  EXPECT_EQ(again.size(), 49u);
+  EXPECT_EQ(again.size(), 50u);
   EXPECT_EQ(knobs_text(read(again)), text);
 }
 

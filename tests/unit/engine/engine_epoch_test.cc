@@ -94,6 +94,43 @@ TEST_P(Leaving, TheFirstCauseTravelsWithThoseItHits) {
   }
 }
 
+// A callback of rank 2 runs from before the set is agreed on until the others have it and have left.
+TEST(LeavingEarly, AProcessSetHearsOfMembersThatHaveLeftBeforeItIsThere) {
+  struct {
+    std::atomic<bool> busy{false};
+    std::atomic<int> left{0};
+  } seen;
+  Ranks ranks(3);
+  std::barrier submitted(3);
+  ranks.each([&](Engine& engine, int rank) {
+    std::vector<float> x(10, 1), y(10, 1);
+    auto first = allreduce(engine, x);
+    auto added = request(engine, Kind::add_group, "", {Tensor{DType::uint8, {1, 2}, nullptr, nullptr}});
+    if (rank < 2) {
+      submitted.arrive_and_wait();
+      EXPECT_EQ(run(engine, first), Code::ok);
+      while (!seen.busy) std::this_thread::sleep_for(milliseconds(1));
+      EXPECT_EQ(negotiated(engine, added), Code::ok);
+      engine.shutdown();
+      ++seen.left;
+      return;
+    }
+    first->callbacks.context = &seen;
+    first->callbacks.done = [](void* context, int, const char*) {
+      auto& all = *static_cast<decltype(seen)*>(context);
+      all.busy = true;
+      while (all.left < 2) std::this_thread::sleep_for(milliseconds(1));
+    };
+    engine.submit(first, false);
+    engine.submit(added, false);
+    submitted.arrive_and_wait();
+    EXPECT_EQ(finish(engine, added), Code::ok);
+    auto one = request(engine, Kind::allreduce, "y", {in_place(y)}, added->changed_group);
+    EXPECT_EQ(outcome(engine, one), Code::shut_down);
+    EXPECT_TRUE(contains(one->text, "rank 1 (a thread) has left")) << one->text;
+  });
+}
+
 TEST_P(Leaving, WithWorkInFlightSaysWhy) {
   const int leaver = GetParam();
   Ranks ranks(3);
