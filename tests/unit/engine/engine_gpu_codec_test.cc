@@ -402,6 +402,27 @@ TEST_F(GpuCodec, NoMemoryIsAnErrorOfThatAllreduceOnAllRanks) {
   }
 }
 
+// Rank 1 compresses on its host, and rank 3 has joined.
+TEST_F(GpuCodec, NoMemoryOfOneIsAnErrorWhereTheHostCompresses) {
+  std::vector<Config> configs(4, config_);
+  configs[1].gpu_compression = false;
+  Ranks ranks({1, 1, 1, 1}, configs);
+  cuda_.fail("allocate", 1);
+  ranks.each([&](Engine& engine, int rank) {
+    Left left;
+    if (rank < 3) {
+      step_of(engine, left, {kTopK, DType::float32, {{100, 5000}}}, gpu(rank), 0, "x", Code::internal);
+      EXPECT_NE(texts_[size_t(rank)].find("has no memory on its GPU to compress allreduce of tensor 'x0'"),
+                std::string::npos)
+          << texts_[size_t(rank)];
+      for (int step = 1; step < 3; ++step) compare_step(engine, left, {}, gpu(rank), step, "y");
+    }
+    auto join = std::make_shared<Request>(RequestForm(Kind::join, ""));
+    engine.submit(join, true);
+    EXPECT_EQ(finish(engine, join), Code::ok);
+  });
+}
+
 TEST_F(GpuCodec, ForgedMessagesEndTheEpoch) {
   Ranks ranks(std::vector<int>{1, 1}, config_);
   cuda_.forge_messages(1);
