@@ -313,6 +313,7 @@ TEST_F(GpuCodec, WhatWasSavedIsTakenIn) {
       }
     });
   }
+  for (auto& [name, parts] : saved) std::ranges::stable_sort(parts, {}, &SavedPart::node);  // the sum has an order
   for (const bool is_known : {false, true}) {  // whether there is something on the GPU when it is loaded
     Ranks ranks(std::vector<int>{1, 1}, config_);
     ranks.each([&](Engine& engine, int rank) {
@@ -526,6 +527,9 @@ TEST_F(GpuCodec, TensorsOfTheHostAndOfGpusDoNotMix) {
 // Without order the double finds that an encoding runs beside what makes its gradient, and that a residual is read
 // while its word is turned. int8, of which no message is refused.
 TEST_F(GpuCodec, WithoutOrderTheDoubleFindsFaults) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the kernels' accesses are not atomic: without order they race";
+#endif
   expects_faults_ = true;
   Ranks ranks(std::vector<int>{1, 1}, config_);
   cuda_.ignore_order(true);
