@@ -1,6 +1,6 @@
 """Checks who may know whom (docs/design.md): C++ includes, Python imports, late ones too, and that they form no
 circle; how much certain headers bring along, how many entries a folder and how many fields a class has; who reads the
-environment; and that HARP's data passes no mutex.
+environment; and that HARP's data passes no mutex, and its core and engine call nobody above them.
 
 Prints one line per offence and exits 1 if there is any. With an argument, checks the tree at that path.
 """
@@ -75,6 +75,8 @@ HARP_MAY_INCLUDE = {
 }
 HARP_STANDS_ON = ("base/", "nccl_abi/")
 HARP_MAY_READ_ENVIRONMENT = "harp_plugin/api/config.cc"
+# HARP's core and engine call nobody above them: what they have to say are values (core/events.h).
+HARP_MAY_NOT_CALL_UPWARDS = ("harp_plugin/core/", "harp_plugin/engine/")
 # Data passes no mutex: these are for opening, closing and counting.
 HARP_MAY_LOCK = ("harp_plugin/api/", "harp_plugin/engine/control.", "harp_plugin/port/mem.cc", "harp_plugin/tools/")
 MAY_READ_ENVIRONMENT = ("csrc/base/config.cc", "csrc/net/bootstrap/world.cc", "csrc/api/")
@@ -144,6 +146,7 @@ CLASS = re.compile(r"\b(?:class|struct)\s+([A-Za-z_][\w:]*)(?:\s+final)?\s*(?::[
 FIELD = re.compile(r"(?<![\w.>])[a-z]\w*_(?=\s*[;,={\[])")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 GETENV = re.compile(r"\b(secure_getenv|getenv|environ)\b")
+VIRTUAL = re.compile(r"\bvirtual\b")
 LOCK = re.compile(r"\b(\w*mutex|condition_variable\w*|lock_guard|unique_lock|scoped_lock|pthread_(spin|rwlock)\w*)\b")
 COMMENT = re.compile(r"//.*")
 
@@ -199,6 +202,8 @@ def harp_offences(root: Path):
                     yield f'{name}:{number}: HARP\'s {layer} may not include "{match[1]}"'
             if GETENV.search(code) and layer != "tools" and name != HARP_MAY_READ_ENVIRONMENT:
                 yield f"{name}:{number}: HARP's environment is read in {HARP_MAY_READ_ENVIRONMENT} only"
+            if VIRTUAL.search(code) and name.startswith(HARP_MAY_NOT_CALL_UPWARDS):
+                yield f"{name}:{number}: HARP's {layer} has no virtual functions; what it has to say are values"
             if LOCK.search(code) and not name.startswith(HARP_MAY_LOCK):
                 yield f"{name}:{number}: data passes no mutex; see HARP_MAY_LOCK"
 

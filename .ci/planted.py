@@ -179,6 +179,7 @@ def check_harp_layers(tree: Path, command: list) -> None:
         ("engine/engine.h", '#include "net/link.h"', 'HARP\'s engine may not include "net/link.h"'),
         ("engine/engine.h", 'inline const char* knob = std::getenv("HARP_KNOB");', "HARP's environment is read in"),
         ("engine/engine.h", "inline std::mutex everyones;", "data passes no mutex"),
+        ("core/events.h", "struct Owner { virtual void completed() = 0; };", "HARP's core has no virtual functions"),
     ):
         planted = tree / "harp_plugin" / knows
         whole = planted.read_text()
