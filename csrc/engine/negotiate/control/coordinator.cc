@@ -75,11 +75,11 @@ void Coordinator::announce(int member, const std::string& key, Announcement what
 const std::string* Coordinator::announce_cached(int member, const CachedRequest& request, uint64_t now_ns) {
   // A number that was given away meanwhile: the member learns of it from the batch that gave it away, and
   // announces the request again in full.
-  if (request.id >= by_id_.size() || !by_id_[request.id] || generations_[request.id] != request.generation) {
+  if (request.id >= by_id_.size() || by_id_[request.id].generation != request.generation) {
     ++stale_[member];
     return nullptr;
   }
-  Entry& e = *by_id_[request.id];
+  Entry& e = *by_id_[request.id].entry;
   lateness_.set_now(now_ns);
   end_plan_of(e);
   arrived(e, member);
@@ -97,7 +97,7 @@ void Coordinator::arrived(Entry& e, int member) {
   if (!unheard_.empty() && is_withdrawn(e, member)) return;  // there it has failed already
   if (std::exchange(e.announced[member], 1)) throw Error(Code::internal, "a member announced " + e.key + " twice");
   e.last_used = ++clock_;
-  if (!blocked_on_.empty()) blocked_on_.erase(member);
+  if (!cycles_.blocked_on.empty()) cycles_.blocked_on.erase(member);
   if (!refused_.empty())
     if (auto it = refused_.find(e.key); it != refused_.end()) it->second[size_t(member)].count = 0;
   if (!e.owed.empty() && !e.owed[member].empty()) {
@@ -120,9 +120,9 @@ void Coordinator::arrived(Entry& e, int member) {
 // All have announced it but members that have joined.
 bool Coordinator::complete(const Entry& e) const {
   if (e.count == int(rank_of_.size())) return true;
-  if (e.count == 0 || joined_count_ == 0) return false;
+  if (e.count == 0 || joined_.count == 0) return false;
   for (size_t i = 0; i < e.announced.size(); ++i)
-    if (!e.announced[i] && !joined_[i]) return false;
+    if (!e.announced[i] && !joined_.is[i]) return false;
   return true;
 }
 
@@ -139,21 +139,18 @@ void Coordinator::make_ready(Entry& e) {
 // The member has announced that it joins. A cached request whose number had been given away was made before, so that
 // comes first. From now on nothing waits for the member; when all have joined, nothing is left to wait for.
 void Coordinator::join_if_due(Entry& join, int member) {
-  if (!join.announced[member] || join.ready || joined_[member] || stale_[member] > 0) return;
+  if (!join.announced[member] || join.ready || joined_.is[member] || stale_[member] > 0) return;
   end_plans();  // buckets wait for all members
-  joined_[member] = 1;
-  ++joined_count_;
-  last_joined_ = member;
+  joined_.add(member);
   std::vector<Entry*> now;
   for (auto& [key, e] : entries_)
     if (&e != &join && !e.ready && complete(e)) now.push_back(&e);
   std::sort(now.begin(), now.end(), [](Entry* a, Entry* b) { return a->last_used < b->last_used; });
   for (Entry* e : now) make_ready(*e);
-  if (joined_count_ < int(rank_of_.size())) return;
+  if (joined_.count < int(rank_of_.size())) return;
   join.fresh = true;  // who was last is news each time
   make_ready(join);
-  std::fill(joined_.begin(), joined_.end(), 0);
-  joined_count_ = 0;
+  joined_.clear();
   for (auto& [key, e] : entries_) e.owed.clear();  // all have gone past it
 }
 
@@ -225,16 +222,15 @@ void Coordinator::number(Entry& e) {
   if (e.id != kNoId || limits_.cache_capacity == 0 || is_automatic(e.key)) return;
   if (int(by_id_.size()) < limits_.cache_capacity) {
     e.id = uint32_t(by_id_.size());
-    by_id_.push_back(&e);
-    generations_.push_back(0);
+    by_id_.push_back({&e});
     return;
   }
   Entry* oldest = nullptr;
-  for (Entry* old : by_id_)
+  for (const auto& [old, generation] : by_id_)
     if (old->count == 0 && old->plans == 0 && (!oldest || old->last_used < oldest->last_used)) oldest = old;
   if (!oldest) return end_oldest_plan();  // all are in flight or planned: this one goes unnumbered
   e.id = oldest->id;
-  by_id_[e.id] = &e;
+  by_id_[e.id].entry = &e;
   entries_.erase(oldest->key);
 }
 
@@ -243,8 +239,8 @@ Response Coordinator::response(Entry& e) {
   number(e);
   response.id = e.id;
   response.fresh = std::exchange(e.fresh, false) || e.id == kNoId;
-  if (response.fresh && e.id != kNoId) ++generations_[e.id];
-  response.generation = e.id == kNoId ? 0 : generations_[e.id];
+  if (response.fresh && e.id != kNoId) ++by_id_[e.id].generation;
+  response.generation = e.id == kNoId ? 0 : by_id_[e.id].generation;
   if (!response.fresh) return response;
   e.known = e.id != kNoId;
   response.key = e.key;
@@ -252,7 +248,7 @@ Response Coordinator::response(Entry& e) {
   size_t n = rank_of_.size();
   Announcement without = e.absent.empty() ? Announcement() : without_rows(e.announcement(), n);
   Kind kind = e.announcement().kind;
-  if (kind == Kind::join) response.rows = {{rank_of_[last_joined_]}};
+  if (kind == Kind::join) response.rows = {{rank_of_[joined_.last]}};
   if (kind == Kind::allgather || kind == Kind::alltoall)
     for (size_t t = 0; t < e.announcement().tensors.size(); ++t) {
       auto& rows = response.rows.emplace_back();

@@ -37,7 +37,7 @@ class Coordinator {
         limits_(limits),
         lateness_(rank_of_.size()),
         costs_(limits.costs),
-        joined_(rank_of_.size()),
+        joined_{std::vector<char>(rank_of_.size())},
         stale_(rank_of_.size()) {}
 
   // now_ns: for plans.
@@ -109,6 +109,16 @@ class Coordinator {
     int plans = 0;                   // that name it, also those that members have not left yet: so long it keeps its id
     const Announcement& announcement() const { return what[size_t(first_member)]; }
   };
+  struct NumberedEntry {
+    Entry* entry;
+    uint32_t generation = 0;
+  };
+  struct JoinedMembers {
+    std::vector<char> is;            // by member
+    int count = 0, last = 0;
+    void add(int member) { is[size_t(member)] = 1, ++count, last = member; }
+    void clear() { std::fill(is.begin(), is.end(), 0), count = 0; }  // last: it stays known
+  };
   struct PlannedBucket {
     std::vector<Entry*> entries;
     std::vector<char> announced;     // by member: by BucketReady
@@ -150,8 +160,7 @@ class Coordinator {
   std::vector<int> rank_of_;
   Limits limits_;
   std::unordered_map<std::string, Entry> entries_;   // pointers to values stay valid
-  std::vector<Entry*> by_id_;
-  std::vector<uint32_t> generations_;                // by id
+  std::vector<NumberedEntry> by_id_;
   std::vector<Entry*> ready_;
   std::vector<Failure> failures_;
   std::vector<NameWithdrawn> withdrawals_;
@@ -168,12 +177,13 @@ class Coordinator {
   int64_t ready_bytes_ = 0;
   uint64_t clock_ = 0;
   std::string first_left_;                           // why the first member left; empty: all are here
-  std::vector<char> joined_;                         // by member
-  int joined_count_ = 0, last_joined_ = 0;
+  JoinedMembers joined_;
   struct Refusal { int count = 0; std::string why; };
   std::map<std::string, std::vector<Refusal>> refused_;  // by key and member: since it last announced it
-  std::map<int, std::string> blocked_on_;            // by member, until it announces something
-  std::set<std::string> told_;                       // keys of cycles that were found
+  struct {
+    std::map<int, std::string> blocked_on;           // by member, until it announces something
+    std::set<std::string> told;                      // keys of cycles that were found
+  } cycles_;
   std::vector<int> stale_;                           // by member: cached requests whose number had been given away;
                                                      // each is followed by an announcement that says `again`
 };

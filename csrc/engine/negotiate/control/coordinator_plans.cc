@@ -13,7 +13,7 @@ constexpr size_t kRecordedSets = 64;  // sets whose steps are remembered: functi
 
 // A request of a set has been announced; if it is ready by that, a step may have ended.
 void Coordinator::learn(const Entry& e) {
-  if (e.set == 0 || !e.ready || !limits_.fusion.enabled || joined_count_ > 0 || !first_left_.empty()) return;
+  if (e.set == 0 || !e.ready || !limits_.fusion.enabled || joined_.count > 0 || !first_left_.empty()) return;
   if (records_.size() > kRecordedSets && !records_.contains(e.set)) records_.clear();
   StepRecord& record = records_[e.set];
   if (record.ready(e.key, lateness_.now_ns())) make_plan(e.set, record);
@@ -61,7 +61,7 @@ Coordinator::FusionPlan& Coordinator::plan(uint32_t number) {
 
 std::vector<std::string> Coordinator::announce_bucket(int member, const BucketReady& one, uint64_t now_ns) {
   lateness_.set_now(now_ns);
-  if (!blocked_on_.empty()) blocked_on_.erase(member);
+  if (!cycles_.blocked_on.empty()) cycles_.blocked_on.erase(member);
   FusionPlan& p = plan(one.plan);
   if (one.bucket >= p.buckets.size() || p.left[size_t(member)])
     throw Error(Code::internal, "a member announced a bucket that its fusion plan does not have");

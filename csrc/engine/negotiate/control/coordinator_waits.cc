@@ -41,7 +41,7 @@ std::string Coordinator::waits_for(int member) const {
 // What members are blocked on. A member that has got it in the meantime has announced nothing since, but it has run.
 std::map<std::string, Wait> Coordinator::waits() const {
   std::map<std::string, Wait> waits;
-  for (auto& [member, key] : blocked_on_) {
+  for (auto& [member, key] : cycles_.blocked_on) {
     auto it = entries_.find(key);
     if (it != entries_.end() && has_announced(it->second, member) && !is_ready(it->second))
       waits[key].members.push_back(member);
@@ -51,14 +51,14 @@ std::map<std::string, Wait> Coordinator::waits() const {
 }
 
 std::vector<Wait> Coordinator::blocked(int member, const std::string& key) {
-  blocked_on_[member] = key;
+  cycles_.blocked_on[member] = key;
   const std::vector<int> late = missing(key);
-  if (std::none_of(late.begin(), late.end(), [&](int one) { return blocked_on_.contains(one); })) return {};
+  if (std::none_of(late.begin(), late.end(), [&](int one) { return cycles_.blocked_on.contains(one); })) return {};
   const std::map<std::string, Wait> waits = this->waits();
-  std::erase_if(told_, [&](const std::string& told) { return !waits.contains(told); });
+  std::erase_if(cycles_.told, [&](const std::string& told) { return !waits.contains(told); });
   std::vector<Wait> cycle = find_cycle(waits, key);
   bool is_news = false;
-  for (const Wait& wait : cycle) is_news |= told_.insert(wait.key).second;
+  for (const Wait& wait : cycle) is_news |= cycles_.told.insert(wait.key).second;
   return is_news ? cycle : std::vector<Wait>();
 }
 
@@ -66,7 +66,7 @@ std::vector<int> Coordinator::missing(const std::string& key) const {
   std::vector<int> members;
   auto it = entries_.find(key);
   for (int i = 0; i < int(rank_of_.size()); ++i)
-    if (!joined_[i] && (it == entries_.end() || it->second.announced.empty() || !has_announced(it->second, i)))
+    if (!joined_.is[i] && (it == entries_.end() || it->second.announced.empty() || !has_announced(it->second, i)))
       members.push_back(i);
   return members;
 }
@@ -74,7 +74,7 @@ std::vector<int> Coordinator::missing(const std::string& key) const {
 std::vector<int> Coordinator::joined() const {
   std::vector<int> members;
   for (int i = 0; i < int(rank_of_.size()); ++i)
-    if (joined_[i]) members.push_back(i);
+    if (joined_.is[i]) members.push_back(i);
   return members;
 }
 
