@@ -123,7 +123,7 @@ class HierarchicalAllreduce::Exchange : public Work {
   }
   bool step() override {
     bool moved = false;
-    for (const Shard& shard : shards_) {
+    for (const LaneShard& shard : shards_) {
       if (shard.work->done()) continue;
       moved |= shard.work->step();
       if (shard.work->done()) lent_.note(*shard.flow);
@@ -131,21 +131,21 @@ class HierarchicalAllreduce::Exchange : public Work {
     return moved;
   }
   bool done() const override {
-    return std::ranges::all_of(shards_, [](const Shard& shard) { return shard.work->done(); });
+    return std::ranges::all_of(shards_, [](const LaneShard& shard) { return shard.work->done(); });
   }
   int waiting_for() const override {
-    const auto late = std::ranges::find_if(shards_, [](const Shard& shard) { return !shard.work->done(); });
+    const auto late = std::ranges::find_if(shards_, [](const LaneShard& shard) { return !shard.work->done(); });
     const int owner = late == shards_.end() ? -1 : late->work->waiting_for();
     return owner < 0 ? -1 : late->flow->owner(owner);
   }
 
  private:
-  struct Shard {
+  struct LaneShard {
     const NodeLinks::Flow* flow;
     std::unique_ptr<Work> work;
   };
   LentMemory& lent_;
-  std::vector<Shard> shards_;
+  std::vector<LaneShard> shards_;
 };
 
 std::unique_ptr<Work> HierarchicalAllreduce::start_exchange(int64_t chunk) {
