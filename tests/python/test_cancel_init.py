@@ -39,10 +39,15 @@ def allreduce():
     say(hvd.allreduce(np.full(1000, hvd.rank() + 1, np.float32), op=hvd.Sum).tolist() == [3.0] * 1000)
 
 
+threads = []  # of init()
+
+
 def left():  # descriptors, those of sockets among them, threads, memory that ranks share
-    for thread in threading.enumerate():  # those of init() have said what came of it, and end
-        if thread is not threading.main_thread():
-            thread.join()
+    for thread in threads:  # they have said what came of it, and end; join() may return just before the thread is gone
+        thread.join()
+        while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+            time.sleep(0.001)
+    threads.clear()
     with open("/proc/self/maps") as maps:
         shared = sum("memfd" in line for line in maps)
     say(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), shared)
@@ -65,7 +70,8 @@ say("ready")
 for line in sys.stdin:
     command, *words = line.split()
     if command == "init":
-        threading.Thread(target=init, args=words).start()
+        threads.append(threading.Thread(target=init, args=words))
+        threads[-1].start()
     elif command == "open":
         say(lib.open_meeting())
     else:
