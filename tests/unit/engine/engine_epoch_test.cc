@@ -94,6 +94,13 @@ TEST_P(Leaving, TheFirstCauseTravelsWithThoseItHits) {
   }
 }
 
+// Whether it is so before a test's patience has run out.
+template <class Condition> bool comes(Condition is_so) {
+  for (const uint64_t deadline = now_ns() + kPatienceNs; !is_so() && now_ns() < deadline;)
+    std::this_thread::sleep_for(milliseconds(1));
+  return is_so();
+}
+
 // A callback of rank 2 runs from before the set is agreed on until the others have it and have left.
 TEST(LeavingEarly, AProcessSetHearsOfMembersThatHaveLeftBeforeItIsThere) {
   struct {
@@ -109,7 +116,7 @@ TEST(LeavingEarly, AProcessSetHearsOfMembersThatHaveLeftBeforeItIsThere) {
     if (rank < 2) {
       submitted.arrive_and_wait();
       EXPECT_EQ(run(engine, first), Code::ok);
-      while (!seen.busy) std::this_thread::sleep_for(milliseconds(1));
+      EXPECT_TRUE(comes([&] { return seen.busy.load(); }));
       EXPECT_EQ(negotiated(engine, added), Code::ok);
       engine.shutdown();
       ++seen.left;
@@ -119,7 +126,7 @@ TEST(LeavingEarly, AProcessSetHearsOfMembersThatHaveLeftBeforeItIsThere) {
     first->callbacks.done = [](void* context, int, const char*) {
       auto& all = *static_cast<decltype(seen)*>(context);
       all.busy = true;
-      while (all.left < 2) std::this_thread::sleep_for(milliseconds(1));
+      EXPECT_TRUE(comes([&] { return all.left == 2; }));
     };
     engine.submit(first, false);
     engine.submit(added, false);
