@@ -192,6 +192,15 @@ void keep(Table& table, Asked asked) {
   if (table.asked.size() > kKept) table.asked.erase(table.asked.begin());
 }
 
+// While the others' rows are on their way.
+void end_answer(const Call& call, const Wanted& w, Answer& answer) {
+  const int own = call.group.rank();
+  if (reads_own(*w.table)) read_for(own, *w.table, answer, rows_of(w, own));
+  if (!(call.flags & LIGHTCC_EMBEDDING_TRAINING)) return;
+  if (!w.table->shard->layout().checked) answer.collect(*w.table, call.group.dedup);
+  keep(*w.table, std::move(answer.asked));
+}
+
 std::vector<RankSegment> answer_heads(const Call& call, const CallHeader& head) {
   std::vector<RankSegment> to_ranks(size_t(call.group.size()));
   for (size_t rank = 0; rank < to_ranks.size(); ++rank) {
@@ -299,16 +308,11 @@ void answer_lookup(Call& call) {
   std::vector<RankSegment> to_ranks = answer_heads(call, head);
   send(call, "rows", to_ranks, [&](int rank, std::vector<PartPlaces>& parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
-      const Wanted& w = call.wanted[i];
-      const bool stays = rank == call.group.rank() && reads_own(*w.table);
-      read_for(rank, *w.table, answers[i], stays ? rows_of(w, rank) : parts[i].values);
+      const Table& table = *call.wanted[i].table;
+      if (rank != call.group.rank() || !reads_own(table)) read_for(rank, table, answers[i], parts[i].values);
     }
   });
-  for (size_t i = 0; call.flags & LIGHTCC_EMBEDDING_TRAINING && !head.status && i < answers.size(); ++i) {
-    Table& table = *call.wanted[i].table;
-    if (!table.shard->layout().checked) answers[i].collect(table, call.group.dedup);  // the rows are on their way
-    keep(table, std::move(answers[i].asked));
-  }
+  for (size_t i = 0; !head.status && i < answers.size(); ++i) end_answer(call, call.wanted[i], answers[i]);
   call.stage = Call::Stage::second_message;
 }
 
