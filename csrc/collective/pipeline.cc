@@ -5,6 +5,7 @@
 namespace lightcc {
 
 Pipeline::Pipeline(std::vector<Stage> stages) {
+  stages_.reserve(stages.size());
   for (Stage& stage : stages) stages_.push_back({std::move(stage)});
 }
 
@@ -28,9 +29,10 @@ bool Pipeline::step(size_t stage) {
     it.works.push_back(it.stage.start(it.begun()));
   bool moved = false;
   for (const auto& work : it.works) moved |= !work->done() && work->step();
-  while (!it.works.empty() && it.works.front()->done()) {
-    it.works.pop_front();
-    ++it.left;
+  const auto first_left = std::ranges::find_if(it.works, [](const auto& work) { return !work->done(); });
+  if (const auto ended = size_t(first_left - it.works.begin())) {
+    it.works.erase(it.works.begin(), first_left);
+    it.left += ended;
     moved = true;
   }
   const size_t passed = it.stage.at_once > 1 ? it.begun() : it.left;

@@ -2,7 +2,6 @@
 // parts in their order. While it works on one, the stages before it work on later ones, so that the network, the
 // memory and the cores are busy at the same time.
 #pragma once
-#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -38,14 +37,14 @@ class Pipeline {
  private:
   struct Running {
     Stage stage;
-    std::deque<std::unique_ptr<Work>> works = {};  // in flight, the oldest first
+    std::vector<std::unique_ptr<Work>> works = {};  // in flight, the oldest first
     size_t left = 0;
     size_t begun() const { return left + works.size(); }
   };
   size_t ready(size_t stage) const;
   bool step(size_t stage);
 
-  std::deque<Running> stages_;  // nothing in it moves
+  std::vector<Running> stages_;
 };
 
 }  // namespace lightcc

@@ -9,6 +9,7 @@ using namespace lightcc;
 using namespace lightcc::embedding;
 
 lightcc_embedding_call::~lightcc_embedding_call() {
+  std::erase(group.updates, this);
   first.reset();
   message.reset();  // it waits until nobody reads what is outgoing
   if (outgoing) group.transport->give_back(outgoing);
@@ -31,6 +32,7 @@ namespace lightcc::embedding {
 namespace {
 
 constexpr int kNames = 8;  // calls that may be under way at once
+constexpr const char* kNoMemory = "memory does not suffice for a message of embedding tables";
 
 void give_back_outgoing(Call& call) {
   if (call.outgoing) call.group.transport->give_back(std::exchange(call.outgoing, nullptr));
@@ -90,6 +92,7 @@ void follow(Call& call, const RankSegment& other) {
                                     LIGHTCC_EMBEDDING_SERVED_LOOKUP};
   call.op = other.head.op;
   call.flags = other.head.flags & ~uint32_t(LIGHTCC_EMBEDDING_SKIP);
+  if (call.op == Op::update) call.group.updates.push_back(&call);
   call.served = kServed[size_t(other.head.op)];
   const bool now = call.op == Op::read || !(call.flags & LIGHTCC_EMBEDDING_PREFETCH);
   const bool trains = call.op == Op::lookup || call.op == Op::read;
@@ -108,7 +111,12 @@ void follow(Call& call, const RankSegment& other) {
 }
 
 void hear(Call& call) {
-  for (int rank = 0; rank < call.group.size(); ++rank) call.calls.push_back(parse(call.message->from(rank), rank));
+  for (int rank = 0; rank < call.group.size(); ++rank) {
+    call.calls.push_back(parse(call.message->from(rank), rank));
+    if (call.calls.back().head.op > Op::read)
+      throw Error(Code::internal, "a call of embedding tables began with another message on rank " +
+                                      std::to_string(rank));
+  }
   call.first = std::move(call.message);
   give_back_outgoing(call);
   const int active = agreed(call.calls);
@@ -138,6 +146,13 @@ void go_on(Call& call, bool serves) {
   call.stage = Call::Stage::done;
 }
 
+// An update that is to end before this one; nullptr: there is none.
+Call* earlier_update(Call& call) {
+  const std::vector<Call*>& updates = call.group.updates;
+  const bool is_update = std::ranges::find(updates, &call) != updates.end();
+  return is_update && updates.front() != &call ? updates.front() : nullptr;
+}
+
 bool step(Call& call, int timeout_ms) {
   if (call.group.size() == 1) {  // a prefetched lookup
     answer_lookup(call);
@@ -150,6 +165,8 @@ bool step(Call& call, int timeout_ms) {
     answer_lookup(call);
     return true;
   }
+  while (const auto earlier = earlier_update(call))
+    if (!advance(*earlier, timeout_ms)) return false;
   if (!call.message->finish(timeout_ms)) return false;
   if (call.stage == Call::Stage::first_message) {
     const bool serves = call.op == Op::serve;
@@ -163,10 +180,8 @@ bool step(Call& call, int timeout_ms) {
   return true;
 }
 
-}  // namespace
-
-void send(Call& call, const std::string& kind, std::vector<RankSegment>& to_ranks,
-          const std::function<void(int rank, std::vector<PartPlaces>&)>& fill) {
+// The segments for all ranks, in the call's outgoing memory.
+OutgoingSegments written(Call& call, const std::vector<RankSegment>& to_ranks, const Fill& fill) {
   give_back_outgoing(call);
   OutgoingSegments out;
   size_t all = 0;
@@ -182,6 +197,36 @@ void send(Call& call, const std::string& kind, std::vector<RankSegment>& to_rank
   for (size_t rank = 0; rank < to_ranks.size(); at += out.bytes[rank++]) {
     write_heads(to_ranks[rank], at, places);
     fill(int(rank), places);
+  }
+  return out;
+}
+
+// In place of what cannot be sent: all ranks, this one too, hear why, as they wait for a message.
+OutgoingSegments refusal(Call& call, std::vector<RankSegment>& to_ranks, Code code, const std::string& why) {
+  for (RankSegment& segment : to_ranks) {
+    segment.head.refuse(int(code), why);
+    segment.tables.clear();
+  }
+  return written(call, to_ranks, [](int, auto&) {});
+}
+
+void fail(Call& call, Code code, const std::string& why) {
+  call.error = int(code);
+  call.error_text = why;
+  call.stage = Call::Stage::failed;
+  if (call.op == Op::apply) call.group.held.clear();  // all ranks fail alike: what was held is forgotten
+}
+
+}  // namespace
+
+void send(Call& call, const std::string& kind, std::vector<RankSegment>& to_ranks, const Fill& fill) {
+  OutgoingSegments out;
+  try {
+    out = written(call, to_ranks, fill);
+  } catch (const Error& error) {
+    out = refusal(call, to_ranks, error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    out = refusal(call, to_ranks, Code::internal, kNoMemory);
   }
   call.message = call.group.transport->alltoall("embedding." + kind + "." + std::to_string(call.number % kNames), out);
 }
@@ -201,15 +246,11 @@ bool advance(Call& call, int timeout_ms) {
     while (call.stage != Call::Stage::done && call.stage != Call::Stage::failed)
       if (!step(call, timeout_ms)) return false;
   } catch (const Error& error) {
-    call.error = int(error.code());
-    call.error_text = error.what();
-    call.stage = Call::Stage::failed;
+    fail(call, error.code(), error.what());
   } catch (const std::bad_alloc&) {
-    call.error = int(Code::internal);
-    call.error_text = "memory does not suffice for a message of embedding tables";
-    call.stage = Call::Stage::failed;
+    fail(call, Code::internal, kNoMemory);
   }
-  call.group.updating -= std::exchange(call.updating, false);
+  std::erase(call.group.updates, &call);
   return true;
 }
 
@@ -240,7 +281,7 @@ int lightcc_embedding_lookup(lightcc_embedding_group* group, const lightcc_embed
 int lightcc_embedding_update(lightcc_embedding_group* group, const lightcc_embedding_step* steps, int count,
                              uint32_t flags, lightcc_embedding_call** call) {
   return guard([&] {
-    if (!group->held.empty()) throw Error(Code::invalid_argument, "an update is held: apply or discard it first");
+    if (!group->held.empty()) throw Error(Code::invalid_argument, kHeld);
     begin(*group, Op::update, flags, call, [&](Call& c) { begin_update(c, {steps, size_t(count)}); });
     return 0;
   });

@@ -4,7 +4,8 @@
 // 1. Calls of a group are numbered as they begin, alike on all ranks. The first message of a call is named by its
 //    number, and so are those that follow it, so calls may overlap.
 // 2. Every rank hears every rank's header, so that all refuse a call alike, before a row has changed.
-// 3. An update is applied when its owners have said that they can. So a step is whole, on all ranks or on none.
+// 3. An update is applied when its owners have said that they can. So a step is whole, on all ranks or on none. Updates
+//    may overlap; they are collected and applied one after the other, in the order in which they began.
 // 4. Rows of a prefetched lookup are read when it is finished. A rank that serves does not know when others come to
 //    that, so where one serves the others say Op::read first.
 // 5. Owners remember the same training lookups: the last ones, less those that an update has referred to. A rank's
@@ -39,7 +40,8 @@ struct OwnedKeys {
   std::vector<uint32_t> checks;           // none where the table has none
   std::vector<int64_t> inverse;           // of each key as it came, rank by rank
   std::vector<Shard::Record> found;       // none until they are looked up
-  uint64_t generation = 0;                // of the shard, when they were
+  uint64_t generation = 0;                // of the shard, when they were,
+  size_t rows = 0;                        // and how many it had
   // came: the record of each key as it came, or none.
   void collect(const Table&, std::span<const AskedKeys>, std::span<const Shard::Record> came, Dedup&);
   const uint32_t* checks_or_null() const { return checks.empty() ? nullptr : checks.data(); }
@@ -115,13 +117,14 @@ struct OwnedStep {
   double sum = 0;                        // of their squares
   int64_t total_rows = 0;                // of all ranks, when it is applied
   Counted counted;                       // of keys that get no row yet
+  size_t reserved_at = 0;                // how many rows the shard had, when there was memory for the new ones
   // Adds up what came, in the order of ranks, and divides. asked: the lookups that the ranks refer to.
   void collect(const std::vector<RankSegment>& calls, size_t index, const OwnGradients& own, std::vector<Asked>& asked,
                double divisor, Dedup&);
   size_t bytes() const { return owned.keys.size() * table->row_bytes(); }
   void scale(double factor);
   double squares() const;
-  void find();
+  void find();                           // again, where rows came or went
   void admit(const std::vector<uint32_t>& occurrences);  // one a key: leaves out those that get no row yet
   bool reserve();
   int64_t rows_after() const;            // of this shard
@@ -146,8 +149,9 @@ struct Wanted {  // of a lookup
   int64_t padded = 0, call = -1;       // call: the number of a training lookup of several ranks
   bool plain = false;
   std::vector<int64_t> counts;         // of keys, by owner
-  std::vector<Shard::Record> found;    // world of one
+  std::vector<Shard::Record> found;    // world of one; generation, rows: as in OwnedKeys
   uint64_t generation = 0;
+  size_t rows_then = 0;
   void sort_by_owner(std::span<KeyPlace> places, std::vector<int64_t>& memory);
   void clear();  // but for its memory
 };
@@ -162,7 +166,7 @@ struct lightcc_embedding_call {
   Stage stage = Stage::first_message;
   int64_t number = 0;
   int served = LIGHTCC_EMBEDDING_SERVED_END;
-  bool skipped = false, deferred = false, released = false, updating = false;
+  bool skipped = false, deferred = false, released = false;
   std::unique_ptr<lightcc_embedding_call> announcement;  // Op::read, of a prefetched lookup
   std::unique_ptr<lightcc::embedding::PendingMessage> message;
   std::byte* outgoing = nullptr;
@@ -170,6 +174,7 @@ struct lightcc_embedding_call {
   std::unique_ptr<lightcc::embedding::PendingMessage> first;
   std::vector<lightcc::embedding::Wanted> wanted;
   std::vector<lightcc::embedding::OwnGradients> own;  // of an update, one for each of wanted
+  std::vector<lightcc::embedding::OwnedStep> steps;   // of an update between its messages
   std::vector<double> sums;
   lightcc::embedding::CallHeader head;
   int error = 0;
@@ -193,11 +198,11 @@ struct lightcc_embedding_group {
   lightcc::embedding::Dedup dedup;
   std::vector<lightcc::embedding::KeyPlace> places; // of the lookup that begins; its memory is kept
   std::vector<int64_t> keys;                        // memory as well
-  std::vector<lightcc::embedding::OwnedStep> held;  // an update between its halves
+  std::vector<lightcc::embedding::OwnedStep> held;  // an update that awaits Op::apply
+  std::vector<lightcc_embedding_call*> updates;     // under way, in the order in which they began
   std::vector<lightcc::embedding::Wanted> spare;    // memory for the next lookups; calls that end give it back
   std::list<std::unique_ptr<lightcc_embedding_call>> background;  // what was released or is served before it was done
   int64_t calls = 0;                                // begun
-  int updating = 0;                                 // updates under way
   int64_t handed_out = 0;                           // calls that a caller has
   bool closed = false;                              // it goes with the last of them and of its tables
   bool is_needed() const { return !closed || handed_out > 0 || !tables_.empty(); }
@@ -216,6 +221,8 @@ inline void delete_if_over(Group& group) {
   if (!group.is_needed()) delete &group;
 }
 
+inline constexpr const char* kHeld = "an update is held: apply or discard it first";
+
 // lookup.cc
 void begin_lookup(Call&, std::span<const lightcc_embedding_wanted>);
 void answer_lookup(Call&);               // the first message has come: sends rows
@@ -227,9 +234,10 @@ void collect_update(Call&);              // the first message has come: sends wh
 void end_update(Call&);                  // the second has
 void apply_held(Group&, double scale);   // below 0: forgets it
 // call.cc
-// parts[rank]: the header's tables with their counts; fill writes the parts of a rank.
-void send(Call&, const std::string& kind, std::vector<RankSegment>& to_ranks,
-          const std::function<void(int rank, std::vector<PartPlaces>&)>& fill);
+// parts[rank]: the header's tables with their counts; fill writes the parts of a rank. If that fails, or if the message
+// is too large, a refusal is sent in its place.
+using Fill = std::function<void(int rank, std::vector<PartPlaces>&)>;
+void send(Call&, const std::string& kind, std::vector<RankSegment>& to_ranks, const Fill& fill);
 bool advance(Call&, int timeout_ms);     // true: done, or failed
 void begin_simple(Call&);                // serve, apply: a header alone
 

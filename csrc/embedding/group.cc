@@ -79,7 +79,8 @@ lightcc_embedding_table* lightcc_embedding_group::add(std::unique_ptr<lightcc_em
 }
 
 void lightcc_embedding_group::remove(lightcc_embedding_table* table) {
-  if (!held.empty()) held.clear();
+  held.clear();
+  for (lightcc_embedding_call* call : updates) call->steps.clear();
   const std::string name = table->name;
   tables_.erase(name);
 }

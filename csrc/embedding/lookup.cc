@@ -101,6 +101,7 @@ void read_here(Call& call) {
     Shard& shard = *w.table->shard;
     w.found.resize(w.keys.size());
     w.generation = shard.generation();
+    w.rows_then = shard.index().size();
     const uint32_t* checks = w.checks.empty() ? nullptr : w.checks.data();
     shard.find_and_read(w.keys, checks, w.found.data(), w.rows.data());
     clear_padding(w);
@@ -241,6 +242,7 @@ void OwnedKeys::collect(const Table& table, std::span<const AskedKeys> parts, st
   }
   keys.resize(size_t(dedup.count()));
   generation = table.shard->generation();
+  rows = table.shard->index().size();
 }
 
 void Partition::make(const Table& table, std::span<const int64_t> keys) {

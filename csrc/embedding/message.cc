@@ -1,6 +1,7 @@
 #include "embedding/message.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 
 #include "base/error.h"
@@ -52,12 +53,18 @@ const char* name_of(Op op) {
 
 std::string name_of(const TableHeader& head) { return std::string(head.name, strnlen(head.name, sizeof head.name)); }
 
+// Different numbers have different texts.
+std::string shortest(double number) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, number).ptr};
+}
+
 // What of a table the ranks must agree in, as text; equal texts: they do.
 std::string text_of(const RankSegment& s) {
   std::string text = name_of(s.head.op);
   const auto bits = s.head.flags & ~16u;  // a rank may skip alone
   text += " with flags " + std::to_string(bits);
-  if (s.head.op == Op::apply) text += ", scale " + std::to_string(s.head.scale);
+  if (s.head.op == Op::apply) text += ", scale " + shortest(s.head.scale);
   if (s.head.op == Op::read) text += ", number " + std::to_string(s.head.lookup);
   for (const TablePart& t : s.tables) text += ", table '" + name_of(t.head) + "'";
   return text;

@@ -129,13 +129,14 @@ void OwnedStep::scale(double factor) {
   });
 }
 
-// Again, unless it was done and no row was erased since.
 void OwnedStep::find() {
   const Shard& shard = *table->shard;
-  if (owned.found.size() == owned.keys.size() && owned.generation == shard.generation()) return;
+  const bool are_valid = owned.found.size() == owned.keys.size() && owned.generation == shard.generation();
+  if (are_valid && owned.rows == shard.index().size()) return;
   owned.found.resize(owned.keys.size());
   shard.find(owned.keys, owned.checks_or_null(), owned.found.data());
   owned.generation = shard.generation();
+  owned.rows = shard.index().size();
 }
 
 int64_t OwnedStep::rows_after() const {
@@ -146,12 +147,15 @@ bool OwnedStep::reserve() {
   const auto born = size_t(std::count(owned.found.begin(), owned.found.end(), nullptr));
   table->shard->steps().reserve_next();
   table->shard->reserve_logs(owned.keys.size());
+  reserved_at = table->shard->index().size();
   return table->admission.reserve(counted) && table->shard->reserve(born);
 }
 
 void OwnedStep::apply() {
   Shard& shard = *table->shard;
   find();
+  if (reserved_at != shard.index().size() && !reserve())  // rows that were imported since
+    throw Error(Code::internal, table->about("memory does not suffice any more for the rows of a held update"));
   shard.update(owned.keys, owned.checks_or_null(), owned.found.data(), gradients, numbers);
   table->admission.apply(counted);
   for (size_t i = 0; table->eviction.active() && i < owned.keys.size(); ++i)

@@ -139,9 +139,17 @@ void refuse_what_is_not_finite(Call& call, const std::vector<Local>& locals) {
   }
 }
 
-void take_step(Call& call, std::vector<OwnedStep>& steps) {
-  call.group.held = std::move(steps);
-  if (!(call.flags & LIGHTCC_EMBEDDING_HOLD)) apply_held(call.group, 1);
+void apply_steps(std::vector<OwnedStep> steps, double scale) {
+  for (OwnedStep& step : steps) {
+    if (scale >= 0 && scale != 1) step.scale(scale);
+    if (scale >= 0) step.apply();
+    step.table->sums = std::move(step.memory);
+  }
+}
+
+void take_step(Call& call, std::vector<OwnedStep> steps) {
+  if (call.flags & LIGHTCC_EMBEDDING_HOLD) call.group.held = std::move(steps);
+  else apply_steps(std::move(steps), 1);
 }
 
 // World of one: the caller's gradients are the sums.
@@ -157,14 +165,18 @@ void update_here(Call& call, std::vector<Local>& locals) {
     if (local.checks) step.owned.checks.assign(local.checks, local.checks + local.keys.size());
     step.gradients = local.values;
     step.memory = std::move(local.memory);
-    if (local.from) step.owned.found = std::move(local.from->found), step.owned.generation = local.from->generation;
+    if (local.from) {
+      step.owned.found = std::move(local.from->found);
+      step.owned.generation = local.from->generation;
+      step.owned.rows = local.from->rows_then;
+    }
     step.find();
     step.admit(local.occurrences);
     if (!step.reserve()) throw Error(Code::internal, step.table->about("memory does not suffice; nothing was applied"));
     step.total_rows = step.rows_after();
     if (call.flags & LIGHTCC_EMBEDDING_HOLD) call.sums.push_back(step.sum = step.squares());
   }
-  take_step(call, steps);
+  take_step(call, std::move(steps));
   call.stage = Call::Stage::done;
 }
 
@@ -173,7 +185,7 @@ void update_here(Call& call, std::vector<Local>& locals) {
 int64_t known_lookup(const Local& local) {
   constexpr ptrdiff_t kSafe = 8;  // owners keep twice as many, and so many calls at most are under way
   const Table& table = *local.table;
-  if (!local.from || table.group.updating > 1) return -1;
+  if (!local.from || table.group.updates.size() > 1) return -1;
   const auto asked = std::find_if(table.asked.begin(), table.asked.end(),
                                   [&](const Asked& one) { return one.call == local.from->call; });
   return table.asked.end() - asked <= kSafe && asked != table.asked.end() ? asked->call : -1;
@@ -293,8 +305,7 @@ void begin_update(Call& call, std::span<const lightcc_embedding_step> steps) {
   refuse_what_is_not_finite(call, locals);
   if (call.group.size() > 1) {
     call.number = call.group.calls++;
-    ++call.group.updating;
-    call.updating = true;
+    call.group.updates.push_back(&call);
     call.own.resize(locals.size());
     return send_gradients(call, locals);
   }
@@ -315,8 +326,9 @@ void collect_update(Call& call) {
   said.head.op = Op::agree;
   try {
     if (call.head.status) throw Error(Code(call.head.status), std::string(call.head.text));
-    call.group.held = collected(call, asked);
-    for (const OwnedStep& step : call.group.held) {
+    if (!call.group.held.empty()) throw Error(Code::invalid_argument, kHeld);
+    call.steps = collected(call, asked);
+    for (const OwnedStep& step : call.steps) {
       TablePart part;
       part.head.sum = step.sum;
       part.head.rows = step.rows_after();
@@ -333,7 +345,7 @@ void collect_update(Call& call) {
 }
 
 void end_update(Call& call) {
-  std::vector<OwnedStep> steps = std::exchange(call.group.held, {});
+  std::vector<OwnedStep> steps = std::exchange(call.steps, {});
   call.sums.assign(steps.size(), 0);
   for (int rank = 0; rank < call.group.size(); ++rank) {
     const RankSegment said = parse(call.message->from(rank), rank);
@@ -345,16 +357,9 @@ void end_update(Call& call) {
   }
   call.first.reset();
   call.own.clear();
-  take_step(call, steps);
+  take_step(call, std::move(steps));
 }
 
-void apply_held(Group& group, double scale) {
-  std::vector<OwnedStep> steps = std::exchange(group.held, {});
-  for (OwnedStep& step : steps) {
-    if (scale >= 0 && scale != 1) step.scale(scale);
-    if (scale >= 0) step.apply();
-    step.table->sums = std::move(step.memory);
-  }
-}
+void apply_held(Group& group, double scale) { apply_steps(std::exchange(group.held, {}), scale); }
 
 }  // namespace lightcc::embedding

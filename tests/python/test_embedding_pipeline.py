@@ -358,6 +358,45 @@ def check_grad_scaler_leaves_out_a_step_and_no_other(starts):
                                torch.full((3, DIM), -float(hvd.size()), dtype=torch.float64))
 
 
+def check_a_clipped_step_of_another_table_ends_beside_it():
+    late, plain = (E.HashEmbedding(DIM, name=name, init=E.Zeros()) for name in ("late", "plain"))
+    pipeline = E.Pipeline(E.SGD(E.tables(late), lr=1.0, op=hvd.Average), depth=1)
+    sparse = E.SGD(E.tables(plain), lr=1.0, op=hvd.Average)
+    ids = torch.arange(KEYS)
+    for _ in range(4):
+        loss = late(ids).sum() + plain(ids).sum()
+        pipeline.start()
+        loss.backward()
+        sparse.clip_grad_norm_(1e6)
+        pipeline.step()
+        sparse.step()
+    pipeline.finish()
+    assert torch.equal(weights_of(late), torch.full((KEYS, DIM), -4.0))
+    assert torch.equal(weights_of(plain), torch.full((KEYS, DIM), -4.0))
+
+
+def check_rows_of_late_updates_are_evicted_once():
+    """Their key is looked up again before the update by which it gets its row."""
+    asked = []
+
+    def ask(keys, count, last, step):
+        asked.append(keys.tolist())
+        return count < 0
+
+    kept = E.HashEmbedding(DIM, name="kept", evict=E.Asking(ask, every=1))
+    timed = E.HashEmbedding(DIM, name="timed", evict=E.Ttl(2))
+    pipeline = E.Pipeline(E.SGD([*E.tables(kept), *E.tables(timed)], lr=1.0), depth=1)
+    for key in (1, 1, 7, 7, 1, 1, 1, 1, 1, 1):
+        ids = torch.tensor([key])
+        (kept(ids).sum() + timed(ids).sum()).backward()
+        pipeline.step()
+    pipeline.finish()
+    assert all(len(keys) == len(set(keys)) for keys in asked)
+    assert {key for keys in hvd.allgather_object(asked[-1]) for key in keys} == {1, 7}
+    stats = hvd.allgather_object(timed.table.stats())
+    assert sum(one["evicted"] for one in stats) == 2 and sum(one["rows"] for one in stats) == 1
+
+
 def check_rows_that_went_meanwhile_are_born_again():
     module, inner = embedding("gone", evict=E.Ttl(1))
     sparse = E.Pipeline(inner, depth=2)

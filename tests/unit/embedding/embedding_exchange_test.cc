@@ -1,6 +1,7 @@
 // Several ranks of a group, one after the other: what is asked, answered, summed, refused and served.
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "labels.h"
@@ -279,6 +280,102 @@ TEST(EmbeddingExchange, AHeldUpdateTellsTheNormAndIsScaled) {
   EXPECT_EQ(finish(lookups), (std::vector<int>{0, 0}));
   EXPECT_EQ(rows_of(lookups[0], 4), std::vector<double>(8, -0.5));
   release(lookups);
+}
+
+std::vector<Call*> updates_of_all(Ranks& ranks, double gradient, uint32_t flags) {
+  std::vector<Call*> updates;
+  for (int rank : {0, 1}) updates.push_back(ranks.update(rank, {1, 2}, std::vector<double>(8, gradient), flags, {1.0}));
+  return updates;
+}
+
+void expect_rows(Ranks& ranks, double expected) {
+  const std::vector<Call*> lookups{ranks.lookup(0, {1, 2}, 0), ranks.lookup(1, {1, 2}, 0)};
+  EXPECT_EQ(finish(lookups), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  for (Call* lookup : lookups) EXPECT_EQ(rows_of(lookup, 4), std::vector<double>(8, expected));
+  release(lookups);
+}
+
+TEST(EmbeddingExchange, UpdatesThatOverlapAreAllApplied) {
+  for (const bool released : {false, true})
+    for (const int ahead : {-1, 0, 1}) {  // this rank has collected the first one before the second one begins
+      Ranks ranks(2, Spec{.init = LIGHTCC_EMBEDDING_ZEROS});
+      const std::vector<Call*> first = updates_of_all(ranks, 1, 0);
+      if (ahead >= 0) {
+        EXPECT_EQ(lightcc_embedding_finish(first[size_t(ahead)], 0), LIGHTCC_PENDING);
+      }
+      const std::vector<Call*> second = updates_of_all(ranks, 3, 0);
+      if (released) release(first);
+      EXPECT_EQ(finish(second), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+      if (!released) {
+        EXPECT_EQ(finish(first), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+        release(first);
+      }
+      release(second);
+      expect_rows(ranks, -8);
+    }
+}
+
+TEST(EmbeddingExchange, AHeldUpdateOutlivesTheEndOfAnEarlierOne) {
+  Ranks ranks(2, Spec{.init = LIGHTCC_EMBEDDING_ZEROS});
+  const std::vector<Call*> first = updates_of_all(ranks, 1, 0), held = updates_of_all(ranks, 3, LIGHTCC_EMBEDDING_HOLD);
+  EXPECT_EQ(finish(held), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  EXPECT_EQ(finish(first), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  expect_rows(ranks, -2);
+  for (Call* call : held) EXPECT_EQ(lightcc_embedding_apply(call, 0.5, 0), 0) << lightcc_embedding_error();
+  EXPECT_EQ(finish(held), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  release(first), release(held);
+  expect_rows(ranks, -5);
+}
+
+TEST(EmbeddingExchange, AnUpdateThatEndsWhileOneIsHeldIsRefusedOnAllRanks) {
+  Ranks ranks(2, Spec{.init = LIGHTCC_EMBEDDING_ZEROS});
+  const std::vector<Call*> held = updates_of_all(ranks, 1, LIGHTCC_EMBEDDING_HOLD), late = updates_of_all(ranks, 3, 0);
+  EXPECT_EQ(finish(held), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  EXPECT_EQ(finish(late), (std::vector<int>{LIGHTCC_INVALID_ARGUMENT, LIGHTCC_INVALID_ARGUMENT}));
+  EXPECT_STREQ(lightcc_embedding_error(), "rank 0: an update is held: apply or discard it first");
+  for (Call* call : held) EXPECT_EQ(lightcc_embedding_apply(call, 1, 0), 0) << lightcc_embedding_error();
+  EXPECT_EQ(finish(held), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  release(held), release(late);
+  expect_rows(ranks, -2);
+}
+
+TEST(EmbeddingExchange, RanksThatScaleAHeldUpdateDifferentlyForgetIt) {
+  Ranks ranks(2, Spec{.init = LIGHTCC_EMBEDDING_ZEROS});
+  const std::vector<Call*> held = updates_of_all(ranks, 1, LIGHTCC_EMBEDDING_HOLD);
+  EXPECT_EQ(finish(held), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  for (size_t rank : {0, 1}) EXPECT_EQ(lightcc_embedding_apply(held[rank], rank ? 1e-8 : 2e-8, 0), 0);
+  EXPECT_EQ(finish(held), (std::vector<int>{LIGHTCC_MISMATCH, LIGHTCC_MISMATCH}));
+  const std::vector<Call*> next = updates_of_all(ranks, 3, 0);
+  EXPECT_EQ(finish(next), (std::vector<int>{0, 0})) << lightcc_embedding_error();
+  release(held), release(next);
+  expect_rows(ranks, -6);
+}
+
+TEST(EmbeddingExchange, RowsOfMoreThanAMessageHoldsAreRefusedOnAllRanks) {
+  Ranks ranks(2, Spec{.dim = 1 << 20});  // 8 MiB a row
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; keys.size() < 260; ++key)
+    if (owner_of(ranks.tables[0]->owners, key) == 1) keys.push_back(key);
+  const std::vector<Call*> lookups{ranks.lookup(0, keys, 0), ranks.lookup(1, {}, 0)};
+  EXPECT_EQ(finish(lookups), (std::vector<int>{LIGHTCC_INVALID_ARGUMENT, LIGHTCC_INVALID_ARGUMENT}));
+  EXPECT_STREQ(lightcc_embedding_error(), "rank 1: more than 2 GiB for one rank: use smaller batches");
+  release(lookups);
+}
+
+TEST(EmbeddingExchange, AMessageWithoutMemoryIsRefusedOnAllRanks) {
+  Ranks ranks(2);
+  std::vector<int64_t> keys(200);
+  std::iota(keys.begin(), keys.end(), 0);
+  for (const size_t most : {size_t(1000), size_t(3500), SIZE_MAX}) {  // of no keys, of keys but not of rows
+    ranks.hub.most_bytes = most;
+    const std::vector<Call*> lookups{ranks.lookup(0, keys, 0), ranks.lookup(1, keys, 0)};
+    const int expected = most == SIZE_MAX ? 0 : LIGHTCC_INTERNAL;
+    EXPECT_EQ(finish(lookups), (std::vector<int>{expected, expected})) << most;
+    if (expected) {
+      EXPECT_STREQ(lightcc_embedding_error(), "rank 0: memory does not suffice for a message of embedding tables");
+    }
+    release(lookups);
+  }
 }
 
 TEST(EmbeddingServe, ARankWithoutDataAnswersUntilAllHaveEnded) {

@@ -19,6 +19,7 @@ class Hub {
   explicit Hub(int size) : size_(size) {}
   std::unique_ptr<Alltoalls> of(int rank) { return std::make_unique<Rank>(*this, rank); }
   int64_t messages = 0, bytes = 0;
+  size_t most_bytes = SIZE_MAX;  // there is no memory for a larger message
 
  private:
   struct Meeting { std::vector<std::vector<std::string>> segments; int came = 0, taken = 0; };
@@ -50,7 +51,10 @@ class Hub {
   class Rank : public Alltoalls {
    public:
     Rank(Hub& hub, int rank) : hub_(hub), rank_(rank) {}
-    std::byte* outgoing(size_t bytes) override { return new std::byte[bytes + 1]; }
+    std::byte* outgoing(size_t bytes) override {
+      if (bytes > hub_.most_bytes) throw std::bad_alloc();
+      return new std::byte[bytes + 1];
+    }
     void give_back(std::byte* memory) override { delete[] memory; }
     std::unique_ptr<PendingMessage> alltoall(const std::string& name, const OutgoingSegments& out) override {
       const std::string own = name + "#" + std::to_string(used_[name]++);  // a name may be used again
