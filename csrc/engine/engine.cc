@@ -191,27 +191,28 @@ bool Engine::Impl::take_inbox() {
   deadlocks.goes_on();
   const bool failed = lifecycle.has_failed();
   auto refusal = refusals.begin();
-  for (size_t i = 0; i <= requests.size(); ++i) {
-    for (; refusal != refusals.end() && refusal->position <= i; ++refusal)
-      if (GroupEngine* group_engine = sets.find(refusal->group); group_engine && !failed)
-        group_engine->negotiator().refused(*refusal);
-    if (i == requests.size()) break;
-    const RequestPtr& request = requests[i];
-    GroupEngine* group_engine = sets.find(request->group);
-    if (failed)
-      finish(request, lifecycle.cause().code, request->title() + ": " + lifecycle.cause().text);
-    else if (!group_engine)
-      finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
-    else if (request->what.kind == Kind::join)
-      sets.join(request);
-    else
-      try {
+  size_t known = 0;  // so many are finished, or the epoch knows of them
+  try {
+    for (size_t i = 0; i <= requests.size(); ++i) {
+      for (; refusal != refusals.end() && refusal->position <= i; ++refusal)
+        if (GroupEngine* group_engine = sets.find(refusal->group); group_engine && !failed)
+          group_engine->negotiator().refused(*refusal);
+      if (i == requests.size()) break;
+      const RequestPtr& request = requests[known++];
+      GroupEngine* group_engine = sets.find(request->group);
+      if (failed)
+        finish(request, lifecycle.cause().code, request->title() + ": " + lifecycle.cause().text);
+      else if (!group_engine)
+        finish(request, Code::invalid_argument, request->title() + ": its process set was removed");
+      else if (request->what.kind == Kind::join)
+        sets.join(request);
+      else
         submit_to(*group_engine, request);
-      } catch (const std::exception& error) {  // ends the epoch, which does not know of those behind it
-        while (++i < requests.size())
-          finish(requests[i], Code::internal, requests[i]->title() + ": " + error.what());
-        throw;
-      }
+    }
+  } catch (const std::exception& error) {  // ends the epoch
+    for (; known < requests.size(); ++known)
+      finish(requests[known], Code::internal, requests[known]->title() + ": " + error.what());
+    throw;
   }
   carry_out_effects();
   return true;
@@ -421,7 +422,8 @@ bool Engine::try_fast_path(const Call& call, const FastPathFacts& known, Request
   uint64_t number;
   const bool is_timed = call.name && e.observer.times_fast_path();  // those without a name are the program's own
   const uint64_t begin_ns = is_timed ? now_ns() : 0;
-  GroupEngine* group_engine = e.fast_calls.begin(call, facts, &number);
+  GroupEngine* group_engine = nullptr;
+  e.end_epoch_on_error([&] { group_engine = e.fast_calls.begin(call, facts, &number); });
   const auto state = group_engine ? e.step_fast_path(*group_engine) : FastPath::State::idle;
   if (state == FastPath::State::done) {
     e.counters.count(Counters::requests);
@@ -432,14 +434,16 @@ bool Engine::try_fast_path(const Call& call, const FastPathFacts& known, Request
     *begun = FastPathCalls::request_of(call, number);
     e.inbox.adopt(**begun);
     e.observer.submitted((*begun)->submitted_ns);
-    if (e.lifecycle.over())
-      e.finish(*begun, e.lifecycle.cause().code, (*begun)->title() + ": " + e.lifecycle.cause().text);
-    else if (state == FastPath::State::refused)
-      e.submit_to(*group_engine, *begun);
-    else
-      e.observe(**begun), group_engine->fast_path().adopt(*begun);
-    e.carry_out_effects();
-    e.peers->flush_and_wake();
+    e.end_epoch_on_error([&] {
+      if (e.lifecycle.over())
+        e.finish(*begun, e.lifecycle.cause().code, (*begun)->title() + ": " + e.lifecycle.cause().text);
+      else if (state == FastPath::State::refused)
+        e.submit_to(*group_engine, *begun);
+      else
+        e.observe(**begun), group_engine->fast_path().adopt(*begun);
+      e.carry_out_effects();
+      e.peers->flush_and_wake();
+    });
   }
   e.fast_calls.end();
   e.loop.lock().unlock();

@@ -51,6 +51,8 @@ void validate_splits(Request& request, size_t members, int rank) {
       refuse(request, rank,
              std::to_string(rows) + " rows cannot be split equally among " + std::to_string(members) +
                  " ranks; give splits");
+    if (!given && rows / int64_t(members) > INT32_MAX)  // what comes is told as 32-bit numbers
+      refuse(request, rank, std::to_string(rows / int64_t(members)) + " rows for one rank are more than 2^31 - 1");
     if (!given) splits.insert(splits.end(), members, rows / int64_t(members));
     for (size_t i = t * members; i < (t + 1) * members; ++i) {
       if (splits[i] < 0) refuse(request, rank, "a split is negative");

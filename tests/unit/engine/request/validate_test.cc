@@ -75,6 +75,7 @@ TEST(Validate, WhatIsWrongIsNamed) {
       {of_kind(Kind::alltoall, {{}}), "a scalar has no dimension 0"},
       {of_kind(Kind::reducescatter, {{}}), "a scalar has no dimension 0"},
       {alltoall({{7, 2}}, {}), "7 rows cannot be split equally among 3 ranks; give splits"},
+      {alltoall({{3LL << 31}}, {}), "2147483648 rows for one rank are more than 2^31 - 1"},
       {alltoall({{6}}, {6}), "1 splits for 3 ranks"},
       {alltoall({{6}}, {3, -1, 4}), "a split is negative"},
       {alltoall({{6}}, {3, 2, 2}), "splits sum to 7, more than the 6 rows there are"},
