@@ -34,7 +34,7 @@ struct GlobalState {
   std::map<std::string, int> codec_names;
   std::unordered_map<void*, std::function<void()>> memory;  // what was given out that is not malloc's: frees it
   uint64_t copied_before = 0, staged_before = 0;      // bytes copied before init
-  bool forked = false;
+  std::optional<World> forked_from;                   // the rank whose child this process is, which is none itself
   std::string how;                                    // the ranks met
   std::string init_call = "init()";                   // as the user writes it
   std::string notes;                                  // on settings, that the last init has logged

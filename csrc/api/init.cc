@@ -49,6 +49,7 @@ void in_forked_child() {
   for (auto& [id, codec] : s.codecs)  // leaked: another thread may have held its locks
     codec = (*new std::shared_ptr<Compressor>(codec))->without_residuals();
   if (!s.engine) return;
+  s.forked_from = s.engine->world();
   s.engine->close_in_child(paused_for_fork);
   new std::shared_ptr<Engine>(std::move(s.engine));  // leaked: its destructor would join threads that do not exist
   s.engine = nullptr;
@@ -57,7 +58,6 @@ void in_forked_child() {
   new auto(std::move(s.prepared));
   s.handles.clear();
   s.prepared.clear();
-  s.forked = true;
 }
 
 const char* environment(const char* name) { return std::getenv(name); }
@@ -137,7 +137,7 @@ int init(const std::function<World()>& find, const Bootstrap& bootstrap_ranks) {
     std::lock_guard lock(s.mutex);
     if (deadline.cancelled()) throw deadline.cancellation->why();
     s.engine = std::move(engine);
-    s.forked = false;
+    s.forked_from.reset();
     s.epochs[world.job] = {epoch.number + 1, bootstrapped.next_socket_name};
     s.copied_before = copied_bytes();
     s.staged_before = staged_bytes();

@@ -59,7 +59,7 @@ void keep_owner(void* data, std::function<void()> free) {
 std::shared_ptr<Engine> engine() {
   GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
-  if (s.forked)
+  if (s.forked_from)
     throw Error(Code::shut_down,
                 "this process was forked from a rank and is none itself: call " + s.init_call +
                     " in it with a world of its own, or use lightcc in the parent only");
@@ -98,7 +98,8 @@ std::string gpu_text() {
 int world_number(int (*get)(const World&)) {
   GlobalState& s = global_state();
   std::lock_guard lock(s.mutex);
-  return s.engine ? get(s.engine->world()) : -1;
+  if (s.engine) return get(s.engine->world());
+  return s.forked_from ? get(*s.forked_from) : -1;
 }
 
 RequestPtr change_groups(Engine& engine, Kind kind, const Shape& numbers) {

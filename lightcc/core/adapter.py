@@ -125,6 +125,8 @@ class _Torch:
             raise ValueError(f"The tensor has layout {tensor.layout}; send tensor.to_dense().")
         if not tensor.is_contiguous():
             raise not_contiguous()
+        if tensor.is_neg():  # z.conj().imag: its memory holds the numbers with the other sign
+            raise ValueError("The tensor has PyTorch's negative bit; send tensor.resolve_neg().")
         return tensor.data_ptr(), code, tensor.shape, place
 
     def _place(self, tensor: Any) -> lib.Place:

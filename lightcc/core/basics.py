@@ -128,12 +128,13 @@ class HorovodBasics(BuildQueries):
         _leave("it shut down", "it shut down while handling ")
 
     def is_initialized(self) -> bool:
-        """True between init and shutdown.
+        """True between init and shutdown, also in a process that was forked there, as a worker of a DataLoader: it is
+        told rank(), size() and the like, for its seed or its share of the data, and has no collectives.
 
         >>> hvd.init(); hvd.is_initialized()
         True
         """
-        return lib.initialized()
+        return lib.initialized() or lib.rank() >= 0
 
     def size(self) -> int:
         """Number of processes in the job. ValueError before init.

@@ -203,6 +203,8 @@ def submit_list(kind: int, tensors: Sequence[Any], outputs: Optional[Sequence[An
                 process_set: ProcessSet, flags: int, op: int = 0, prescale: float = 1.0, postscale: float = 1.0,
                 codec: int = 0) -> int:
     """submit_pack for lists of tensors."""
+    if not hasattr(tensors, "__len__"):  # it would be used up by the first that looks through it
+        raise TypeError(f"A grouped operation takes a list of tensors, not a {type(tensors).__name__}: give list(...).")
     if not tensors:
         raise ValueError("A grouped operation needs at least one tensor.")
     described: List[Tuple] = []

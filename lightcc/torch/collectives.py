@@ -166,6 +166,8 @@ class Collectives(dist.ProcessGroup):
     @spanned("lightcc.send")
     def _in_place(self, kind: int, tensors: Tensors, opts, op: int = 0, root: int = 0) -> Work:
         self._expect_one_device(tensors)
+        if kind == lib.ALLREDUCE and op not in (lib.SUM, lib.AVERAGE) and any(t.is_complex() for t in tensors):
+            raise ValueError("Complex numbers can be added up and averaged; they have no other reduction here.")
         sent = [_dense(t, kind == lib.ALLREDUCE) for t in tensors]
         if len(sent) == 1:
             handle = request.submit(kind, adapter_of(sent[0]), sent[0], sent[0], self._name(), self._set, _flags(opts),
@@ -281,7 +283,7 @@ def _flags(opts) -> int:
 
 def _dense(tensor: torch.Tensor, arithmetic: bool) -> torch.Tensor:
     """The tensor in a form that lightcc can send, in the same memory if it is contiguous."""
-    tensor = _strided(tensor).contiguous()
+    tensor = _strided(tensor).resolve_conj().resolve_neg().contiguous()
     if tensor.dtype in _DTYPES:
         return tensor
     if arithmetic:

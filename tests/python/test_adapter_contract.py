@@ -45,6 +45,7 @@ class TorchRow(Torch):
         for dtype in (torch.complex64, torch.complex128):
             yield torch.zeros(2, dtype=dtype), f"{dtype} is not supported. Supported: uint8, "
         yield x.to_sparse(), "layout torch.sparse_coo; send tensor.to_dense()"
+        yield torch.ones(1, dtype=torch.complex64).conj().imag, "negative bit; send tensor.resolve_neg()"
         yield torch.ones(2, device="meta"), "on meta; .*Send tensor.cpu()"
 
     def read_only(self, dtype):

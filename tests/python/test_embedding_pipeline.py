@@ -1,6 +1,8 @@
 """Updates that come late: against plain torch with delayed gradients, and what ends, saves, drops or refuses them."""
+import copy
 import math
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -356,6 +358,23 @@ def check_grad_scaler_leaves_out_a_step_and_no_other(starts):
     sparse.finish()
     torch.testing.assert_close((weights_of(module) - first)[[0, 2, 3]],
                                torch.full((3, DIM), -float(hvd.size()), dtype=torch.float64))
+
+
+def check_a_scheduler_of_the_optimizer_goes_on_after_load_state_dict():
+    module = E.HashEmbedding(DIM, name="resumed", init=E.Zeros())
+    optimizer = E.SGD(E.tables(module), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    pipeline = E.Pipeline(optimizer, depth=1)
+    pipeline.load_state_dict(copy.deepcopy(pipeline.state_dict()))
+    ids = torch.arange(KEYS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch says if it believes that the scheduler steps first
+        for _ in range(4):
+            module(ids).sum().backward()
+            pipeline.step()
+            scheduler.step()
+    pipeline.finish()
+    assert torch.equal(weights_of(module), torch.full((KEYS, DIM), -(1 + 0.5 + 0.25 + 0.125)))
 
 
 def check_a_clipped_step_of_another_table_ends_beside_it():

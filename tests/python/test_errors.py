@@ -193,6 +193,7 @@ BAD_CALLS_IN_PLACE = {  # likewise where there are handles and operations in pla
     "root of another type": (lambda hvd, x, _: hvd.broadcast(x, 0.5), r"float", TypeError),
     "no root": (lambda hvd, x, _: hvd.broadcast_async_(x, None), r"NoneType", TypeError),
     "empty group": (lambda hvd, x, _: hvd.grouped_allreduce([]), r"at least one"),
+    "a generator for a group": (lambda hvd, x, _: hvd.grouped_allgather(iter([x])), r"give list", TypeError),
     "not contiguous": (lambda hvd, x, _: hvd.allreduce(x.reshape(4, 2).T), r"contiguous"),
     "not contiguous in a group": (lambda hvd, x, _: hvd.grouped_allreduce([x, x[::2]]), r"contiguous"),
     "unknown handle": (lambda hvd, x, _: hvd.poll(12345678), r"handle"),
@@ -356,6 +357,11 @@ def check_fork(handled):
     hvd = handled.hvd
     x = handled.tensor([1.0], "float32")
     handled.expect(hvd.allreduce(x, op=hvd.Sum), [hvd.size()], "float32")
+
+    def topology():
+        return [getattr(hvd, name)() for name in ("is_initialized", "rank", "size", "local_rank", "local_size",
+                                                  "cross_rank", "cross_size")]
+    here = topology()
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
@@ -371,6 +377,7 @@ def check_fork(handled):
                 texts.append(str(error))
             except BaseException as error:
                 texts.append(repr(error))
+        texts.append("the same place" if topology() == here else f"{topology()}, not {here}")
         os.write(writer, "\n".join(texts).encode())
         os._exit(0)
     os.close(writer)
@@ -379,7 +386,7 @@ def check_fork(handled):
     with os.fdopen(reader) as pipe:
         texts = pipe.read().splitlines()
     assert os.waitpid(child, 0) == (child, 0)
-    assert len(texts) == 5
+    assert len(texts) == 6 and texts.pop() == "the same place"
     for text in texts:
         assert "forked" in text and "init()" in text, text
     expect_works()

@@ -132,6 +132,26 @@ def check_sparse_tensors_that_gloo_does_not_sum(world):
     assert x.detach().to_dense().tolist() == [0, 2 * size, 0]
 
 
+def check_complex_numbers_have_a_sum_and_no_other_reduction(world):
+    size = dist.get_world_size()
+    x = torch.tensor([1 + 1j, 2 - 1j])
+    dist.reduce(x, 0)
+    assert dist.get_rank() != 0 or x.tolist() == [size * (1 + 1j), size * (2 - 1j)]
+    for op in (dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+        with pytest.raises(ValueError, match="no other reduction"):
+            dist.reduce(x, 0, op=op)
+
+
+def check_a_view_with_another_sign_than_its_memory(world):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    z = torch.tensor([complex(0, rank + 1)]).conj()
+    outputs = [torch.empty(1) for _ in range(size)]
+    dist.all_gather(outputs, z.imag)
+    assert [x.item() for x in outputs] == [-float(i + 1) for i in range(size)]
+    dist.all_reduce(z.imag)
+    assert z.imag.item() == -size * (size + 1) / 2
+
+
 def check_sparse_tensors_that_cannot_be_sent(world):
     x = torch.sparse_coo_tensor([[0], [0]], [1.0], (2, 2), check_invariants=False)
     for text, call in (("sum or an average", lambda: dist.all_reduce(x, dist.ReduceOp.MAX)),

@@ -112,6 +112,7 @@ class Pipeline(TableOptimizer):
         self._started_of: List[_Delayed] = []
         super().__init__(optimizer.param_groups, optimizer.defaults, optimizer._rule, optimizer._op)
         self.param_groups = optimizer.param_groups  # schedulers of either see the same
+        self._plain = weakref.ref(optimizer)
         optimizer.taken_over = True
         _alive.add(self)
 
@@ -125,6 +126,9 @@ class Pipeline(TableOptimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Keeps this step's gradients, and applies the update of `depth` steps ago. Returns what the closure returns.
         """
+        plain = self._plain()
+        if plain is not None:
+            plain._opt_called = True  # type: ignore[attr-defined]  # a scheduler made of it looks there
         if not self.depth:
             return super().step(closure)
         loss = None
@@ -138,6 +142,12 @@ class Pipeline(TableOptimizer):
             self._waiting.append(taken)
         self._apply()
         return loss
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        plain = self._plain()
+        if plain is not None:
+            plain.param_groups = self.param_groups  # torch has made new ones
 
     def finish(self) -> None:
         """Applies all updates that wait, in their order. All ranks call it. Errors: those of step()."""
