@@ -186,8 +186,8 @@ class CompressedAllreduce::Encoding : public Work {
     ++lane_;
   }
   void end() {
-    residual_.set_on_gpu(false);
-    residual_.count(whole_.exchange_->totals_of(tensor_));
+    residual_.set_route(CodecRoute::host);
+    residual_.count(totals_of(tensor_, whole_.c_.codec, whole_.c_.dtype, whole_.links_.nodes()));
     residual_.let_go();
     held_ = false;
     done_ = true;

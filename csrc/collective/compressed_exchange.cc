@@ -5,12 +5,10 @@
 #include <string>
 
 #include "base/error.h"
-#include "collective/piece_codec.h"
 
 namespace lightcc {
 namespace {
 
-constexpr int64_t kPartBytes = 4 << 20;  // of gradients; an exchange of what becomes of them takes longer than to start
 constexpr uint32_t kRefused = uint32_t(1) << 31;
 
 }  // namespace
@@ -18,9 +16,8 @@ constexpr uint32_t kRefused = uint32_t(1) << 31;
 CompressedExchange::CompressedExchange(NodeLinks& links, const Collective& c, uint64_t number)
     : links_(links),
       codec_(c.codec),
-      element_(int64_t(size_of(c.dtype))),
       number_(number),
-      layout_(lay_out_compressed(c, links, kPartBytes, sizeof(MessageHeader))) {
+      layout_(lay_out_compressed(c, links, kCompressedPartBytes, sizeof(MessageHeader))) {
   for (const CompressedPart& part : layout_.parts) {
     messages_.emplace_back();
     for (const size_t bytes : part.message_bytes) messages_.back().push_back({.bytes = bytes});
@@ -77,19 +74,6 @@ bool CompressedExchange::check(size_t part, size_t lane) {
     no_memory_ = NoMemory{one.flow->owner(node), tensor, bytes};
   }
   return is_whole;
-}
-
-CompressionTotals CompressedExchange::totals_of(const CompressedTensor& tensor) const {
-  CompressionTotals totals;
-  const uint64_t others = uint64_t(links_.nodes()) - 1;
-  totals.gradient_bytes += uint64_t(tensor.place.count * element_);
-  for (const CompressedShard& shard : tensor.shards) {
-    totals.elements += uint64_t(shard.count);
-    totals.sent_elements += piece_elements(codec_, size_t(shard.count));
-    totals.sent_bytes += others * piece_bytes(codec_, size_t(shard.count));
-    totals.dense_sent_bytes += 2 * others * uint64_t(shard.count * element_) / uint64_t(links_.nodes());
-  }
-  return totals;
 }
 
 // As many parts are under way as there are flows, and one more each, so that none runs dry.

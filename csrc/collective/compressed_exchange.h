@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "collective/compressed_layout.h"
-#include "collective/residual.h"
 
 namespace lightcc {
 
@@ -50,8 +49,6 @@ class CompressedExchange {
   const std::optional<NoMemory>& no_memory() const { return no_memory_; }  // what check() has met
   void release();                           // the messages: nobody sends from their memory any more
 
-  CompressionTotals totals_of(const CompressedTensor&) const;
-
  private:
   struct LaneMessage {
     const NodeLinks::Flow* flow = nullptr;
@@ -64,7 +61,6 @@ class CompressedExchange {
 
   NodeLinks& links_;
   const Codec codec_;
-  const int64_t element_;
   const uint64_t number_;
   const CompressedLayout layout_;
   std::vector<std::vector<LaneMessage>> messages_;  // by part and own lane

@@ -36,4 +36,18 @@ CompressedLayout lay_out_compressed(const Collective& c, const NodeLinks& links,
   return layout;
 }
 
+CompressionTotals totals_of(const CompressedTensor& tensor, const Codec& codec, DType dtype, int nodes) {
+  CompressionTotals totals;
+  const int64_t element = int64_t(size_of(dtype));
+  const uint64_t others = uint64_t(nodes) - 1;
+  totals.gradient_bytes += uint64_t(tensor.place.count * element);
+  for (const CompressedShard& shard : tensor.shards) {
+    totals.elements += uint64_t(shard.count);
+    totals.sent_elements += piece_elements(codec, size_t(shard.count));
+    totals.sent_bytes += others * piece_bytes(codec, size_t(shard.count));
+    totals.dense_sent_bytes += 2 * others * uint64_t(shard.count * element) / uint64_t(nodes);
+  }
+  return totals;
+}
+
 }  // namespace lightcc

@@ -3,10 +3,12 @@
 #pragma once
 #include <vector>
 
-#include "collective/collective.h"
 #include "collective/node_links.h"
+#include "collective/residual.h"
 
 namespace lightcc {
+
+inline constexpr int64_t kCompressedPartBytes = 4 << 20;  // of gradients; its exchange takes longer than to start it
 
 struct CompressedShard {            // what a lane has of a tensor
   int64_t first, count;             // in the tensor
@@ -33,5 +35,8 @@ struct CompressedLayout {
 // A tensor is cut by itself: so what is sent of it does not depend on what it travels with. A part ends with the tensor
 // that brings it to part_bytes. header_bytes: at the beginning of each message.
 CompressedLayout lay_out_compressed(const Collective&, const NodeLinks&, int64_t part_bytes, size_t header_bytes);
+
+// What the exchange of a tensor among so many nodes counts.
+CompressionTotals totals_of(const CompressedTensor&, const Codec&, DType, int nodes);
 
 }  // namespace lightcc

@@ -14,6 +14,10 @@ void add_overlap(std::vector<float>& to, int64_t to_first, const std::vector<flo
 
 }  // namespace
 
+const char* name_of(CodecRoute route) {
+  return route == CodecRoute::host ? "host" : route == CodecRoute::gpu ? "gpu" : "nccl";
+}
+
 CompressionTotals& CompressionTotals::operator+=(const CompressionTotals& other) {
   gradient_bytes += other.gradient_bytes;
   elements += other.elements;

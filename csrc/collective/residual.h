@@ -67,6 +67,13 @@ struct CompressionTotals {
   CompressionTotals& operator+=(const CompressionTotals&);
 };
 
+enum class CodecRoute {  // what makes messages
+  host,
+  gpu,   // and the host exchanges them
+  nccl,  // a GPU, and NCCL exchanges them
+};
+const char* name_of(CodecRoute);
+
 class Residual {
  public:
   bool try_hold() { return !held_.exchange(true, std::memory_order_acquire); }
@@ -96,8 +103,8 @@ class Residual {
   int node() const { return node_; }
   int nodes() const { return nodes_; }
   bool has_velocity() const { return velocity_; }
-  bool on_gpu() const { return on_gpu_; }  // whether a GPU has encoded it last
-  void set_on_gpu(bool on_gpu) { on_gpu_ = on_gpu; }
+  CodecRoute route() const { return route_; }  // of its last message
+  void set_route(CodecRoute route) { route_ = route; }
   const CompressionTotals& totals() const { return totals_; }
   void count(const CompressionTotals& exchange);
 
@@ -109,7 +116,8 @@ class Residual {
   std::atomic<int64_t> steps_{0};
   int64_t elements_ = 0, saved_elements_ = 0;
   int node_ = 0, nodes_ = 0;
-  bool velocity_ = false, on_gpu_ = false;
+  bool velocity_ = false;
+  CodecRoute route_ = CodecRoute::host;
   std::vector<ResidualPiece> pieces_;
   std::unique_ptr<ResidualCopy> coming_;  // of the first piece that is on a device
   std::vector<SavedPart> saved_;

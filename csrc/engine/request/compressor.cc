@@ -114,7 +114,7 @@ std::string Compressor::state() const {
                             .add("steps", residual->steps())
                             .add("node", int64_t(residual->node()))
                             .add("nodes", int64_t(residual->nodes()))
-                            .add("route", residual->on_gpu() ? "gpu" : "host")
+                            .add("route", name_of(residual->route()))
                             .add_json("velocity", residual->has_velocity() ? "true" : "false")
                             .add_json("pieces", json_list(pieces))
                             .text());

@@ -24,22 +24,27 @@ std::byte* FusionBuffer::at_least(size_t bytes) {
   return data_;
 }
 
-bool runs_on_gpu(const std::vector<BatchItem>& items, const Selector& selector) {
-  if (items[0].request->what.device == DeviceKind::cpu) return false;
-  if (items[0].absent > 0 || items[0].placeholder) return false;  // a rank that has joined may have no GPU
+bool is_each(const std::vector<BatchItem>& items, DeviceKind device,
+             const std::function<bool(const Collective&)>& predicate) {
   return std::ranges::all_of(items, [&](const BatchItem& item) {
     const Announcement& what = item.request->what;
     Collective c{};
     c.kind = what.kind;
-    c.device = what.device;
+    c.device = device;
     c.codec = what.codec;
     c.pre = what.pre;
     set_average(c, what.op, what.post);
     return std::ranges::all_of(what.tensors, [&](const TensorSpec& tensor) {
       c.dtype = tensor.dtype;
-      return selector.has(c);
+      return predicate(c);
     });
   });
+}
+
+bool runs_on_gpu(const std::vector<BatchItem>& items, const Selector& selector) {
+  if (items[0].request->what.device == DeviceKind::cpu) return false;
+  if (items[0].absent > 0 || items[0].placeholder) return false;  // a rank that has joined may have no GPU
+  return is_each(items, items[0].request->what.device, [&](const Collective& c) { return selector.has(c); });
 }
 
 BatchExecution::BatchExecution(std::vector<BatchItem> items, const Group& group, FusionBuffer& buffer,

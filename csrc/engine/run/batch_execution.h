@@ -3,6 +3,7 @@
 // GPUs run on their GPU, where all is queued and nothing awaited (nccl_stream.h), or in pinned memory, slice by slice,
 // of which one is exchanged while others are copied (staging.h).
 #pragma once
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,7 +11,7 @@
 #include "collective/selector.h"
 #include "engine/negotiate/control/fusion.h"
 #include "engine/request/request.h"
-#include "engine/run/codec_run.h"
+#include "engine/run/gpu_codec.h"
 #include "engine/run/nccl_stream.h"
 #include "engine/run/staging.h"
 #include "engine/run/tracing.h"
@@ -48,6 +49,9 @@ struct BatchItem {           // a request of the batch and what the coordinator 
 // What a backend computes when a request asks for op and post: an average is a sum with a factor.
 void set_average(Collective&, ReduceOp, double post);
 
+// Whether that is so of the collective of each of a batch's tensors, on such a device, as all ranks know it.
+bool is_each(const std::vector<BatchItem>&, DeviceKind, const std::function<bool(const Collective&)>&);
+
 // Whether the selector has a way to run all of a batch's tensors on their GPUs; the same on all ranks.
 bool runs_on_gpu(const std::vector<BatchItem>&, const Selector&);
 
@@ -55,7 +59,7 @@ bool runs_on_gpu(const std::vector<BatchItem>&, const Selector&);
 struct GpuWays {
   Staging* staging = nullptr;    // through the host
   NcclStream* nccl = nullptr;    // on the GPU; goes first
-  CodecRun* codec = nullptr;     // through the host, but for what is compressed; with staging
+  GpuCodecRoute* codec = nullptr;  // what is compressed is so on the GPU; with one of them
 };
 
 class BatchExecution {
@@ -130,7 +134,7 @@ class BatchExecution {
   const Selector& selector_;
   Staging* const staging_;
   NcclStream* const nccl_;
-  CodecRun* const codec_;
+  GpuCodecRoute* const codec_;
   std::vector<FusedCollective> collectives_;
   size_t fetched_ = 0;     // those of which the copies to the host have been queued
   size_t next_ = 0;        // in collectives_

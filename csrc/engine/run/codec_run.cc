@@ -5,16 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "collective/phases.h"
-#include "collective/piece_codec.h"
-#include "engine/run/gpu_residual.h"
+#include "engine/run/gpu_residuals.h"
 
 namespace lightcc {
 namespace {
 
 // Behind the messages of all nodes, in a slot and in the GPU's memory alike, is the word of a decoding.
-constexpr size_t kWordBytes = sizeof(uint64_t);
+constexpr size_t kWordBytes = DecodingErrors::kWordBytes;
 
 }  // namespace
 
@@ -31,10 +29,11 @@ class GpuCompressedAllreduce : public Work {
         device_(tensors_[0].request->place.device),
         streams_(run.staging_.codec_streams(device_)),
         parts_(exchange_->parts()),
+        residuals_(run.cuda_, run.pool_, c_, exchange_->layout(), tensors_, links.node(), links.nodes(), streams_.in,
+                   streams_.out),
         times_(c.timed) {}
 
   ~GpuCompressedAllreduce() override {
-    let_go();
     if (!done()) links_.give_up();
     for (GpuPart& part : parts_) give_back(part);
   }
@@ -67,15 +66,11 @@ class GpuCompressedAllreduce : public Work {
   };
 
   const CompressedPart& layout_of(size_t part) const { return exchange_->layout().parts[part]; }
-  const CompressedTensor& tensor(size_t t) const { return exchange_->layout().tensors[t]; }
-  const CompressedShard& shard(size_t t) const { return tensor(t).shards[0]; }  // the rank is alone on its host
+  const CompressedShard& shard(size_t t) const {
+    return exchange_->layout().tensors[t].shards[0];  // the rank is alone on its host
+  }
   size_t message_bytes(size_t part) const { return exchange_->message_bytes(part, 0); }
   size_t word_at(size_t part) const { return round_up(message_bytes(part) * size_t(links_.nodes())); }
-  bool has_velocity() const { return c_.codec.momentum > 0; }
-  GpuResidual& device_residual(size_t t) const {
-    return static_cast<GpuResidual&>(*c_.residuals[t]->pieces()[0].device);
-  }
-  int half() const { return c_.codec.kind == CodecKind::topk && c_.codec.width == DType::float16; }
   void check(const char* failure, const char* attempted) const { check_cuda(failure, attempted, device_); }
 
   void note_times() {
@@ -95,84 +90,23 @@ class GpuCompressedAllreduce : public Work {
 
   bool encode() {
     if (queued_ == parts_.size()) return false;
-    const CompressedPart& layout = layout_of(queued_);
-    while (held_ < layout.end - layout.begin) {
-      if (!c_.residuals[layout.begin + held_]->try_hold()) return true;  // who copies it rings nobody
-      ++held_;
-    }
-    for (; !refused_ && ready_ < layout.end - layout.begin; ++ready_)
-      if (!make_ready(layout.begin + ready_)) return true;
-    if (!refused_) take_memory();
-    if (refused_)
+    if (residuals_.step(layout_of(queued_).end)) return true;
+    if (!residuals_.refused()) take_memory();
+    if (residuals_.refused())
       refuse();
     else
       queue_encoding();
-    let_go();
-    refused_.reset();
-    ready_ = 0;
+    residuals_.let_go(layout_of(queued_).end);
     ++queued_;
     return true;
-  }
-
-  void let_go() {
-    const size_t begin = held_ > 0 ? layout_of(queued_).begin : 0;
-    for (; held_ > 0; --held_) c_.residuals[begin + held_ - 1]->let_go();
-  }
-
-  // Whether what is left behind of a tensor is on this GPU, cut as it is now; else goes on with that.
-  bool make_ready(size_t t) {
-    Residual& residual = *c_.residuals[t];
-    const std::vector<Residual::Range> ranges{{shard(t).first, shard(t).count}};
-    const auto cut = [&] {
-      residual.cut(tensor(t).place.count, links_.node(), links_.nodes(), ranges, has_velocity());
-    };
-    if (upload_) {
-      if (upload_->step()) return false;
-      ResidualPiece& piece = residual.pieces()[0];
-      piece.values = {};
-      piece.velocity = {};
-      piece.device = std::exchange(arriving_, nullptr);
-      upload_ = nullptr;
-      return true;
-    }
-    const bool is_cut = residual.is_cut(tensor(t).place.count, ranges, has_velocity());
-    if (is_cut && residual.pieces()[0].device && device_residual(t).device() == device_) {
-      cut();  // which node this is
-      return true;
-    }
-    if (residual.step_home()) return false;
-    cut();
-    if (shard(t).count == 0) return true;
-    try {
-      arriving_ = std::make_shared<GpuResidual>(run_.cuda_, streams_.out, size_t(shard(t).count), has_velocity());
-    } catch (const Error& error) {
-      lacks_memory(t, error);
-      return false;
-    }
-    follow_allocations();
-    upload_ = std::make_unique<ResidualUpload>(run_.cuda_, run_.pool_, *arriving_, residual.pieces()[0], streams_.in);
-    return false;
-  }
-
-  // The first stream goes on behind what was allocated on the second.
-  void follow_allocations() {
-    CudaEvent allocated(run_.cuda_, device_);
-    allocated.record(streams_.out->stream());
-    allocated.order(device_, streams_.in);
   }
 
   void take_memory() {
     try {
       parts_[queued_].memory = static_cast<std::byte*>(streams_.out->allocate(word_at(queued_) + kWordBytes));
     } catch (const Error& error) {
-      lacks_memory(layout_of(queued_).begin, error);
+      residuals_.refuse(layout_of(queued_).begin, error);
     }
-  }
-
-  // What CUDA says, only this rank knows.
-  void lacks_memory(size_t t, const Error& error) {
-    refused_ = t;
-    log(Level::warning, tensors_[t].request->title() + " cannot be compressed on the GPU: " + error.what());
   }
 
   // Pinned memory for the messages, where the exchange of later all-reduces may still find them.
@@ -184,22 +118,22 @@ class GpuCompressedAllreduce : public Work {
 
   void refuse() {
     lend_slot();
-    exchange_->refuse(queued_, *refused_);
+    exchange_->refuse(queued_, *residuals_.refused());
   }
 
   void queue_encoding() {
     lend_slot();
     GpuPart& part = parts_[queued_];
-    follow_allocations();
+    residuals_.follow_allocations();
     const size_t message = message_bytes(queued_), own = message * size_t(links_.node());
     std::vector<CudaEncode> pieces;
     const Request* ordered = nullptr;
     for (size_t t = layout_of(queued_).begin; t < layout_of(queued_).end; ++t) {
-      c_.residuals[t]->set_on_gpu(true);
-      c_.residuals[t]->count(exchange_->totals_of(tensor(t)));
       if (std::exchange(ordered, tensors_[t].request) != tensors_[t].request)
         tensors_[t].request->ready->order(device_, streams_.in);
-      if (shard(t).count > 0) pieces.push_back(encoding_of(t, part.memory + own + shard(t).body));
+      const CudaEncode piece =
+          residuals_.encoding_of(t, CodecRoute::gpu, tensors_[t].input, part.memory + own + shard(t).body);
+      if (piece.count > 0) pieces.push_back(piece);
     }
     part.encoded = std::make_shared<CudaEvent>(run_.cuda_, device_);
     try {
@@ -218,30 +152,13 @@ class GpuCompressedAllreduce : public Work {
     const GpuPart& part = parts_[queued_];
     part.encoded->record(streams_.in);
     part.slot->expect(part.encoded);
-    for (size_t t = layout_of(queued_).begin; t < layout_of(queued_).end; ++t)
-      if (shard(t).count > 0) device_residual(t).used(part.encoded);
+    residuals_.used(layout_of(queued_).begin, layout_of(queued_).end, part.encoded);
   }
 
   // Bytes [begin, end).
   void copy(void* stream, std::byte* to, const std::byte* from, size_t begin, size_t end) const {
     if (begin == end) return;
     check(run_.cuda_.copy(device_, stream, to + begin, from + begin, end - begin), "copying messages");
-  }
-
-  CudaEncode encoding_of(size_t t, std::byte* body) const {
-    const GpuResidual& residual = device_residual(t);
-    residual.order(streams_.in);
-    return {.gradient = tensors_[t].input,
-            .residual = {residual.values(0), residual.values(1)},
-            .velocity = {residual.velocity(0), residual.velocity(1)},
-            .state = residual.state(),
-            .body = body,
-            .count = size_t(shard(t).count),
-            .k = piece_elements(c_.codec, size_t(shard(t).count)),
-            .scale = float(c_.pre),
-            .momentum = float(c_.codec.momentum),
-            .dtype = int(c_.dtype),
-            .half = half()};
   }
 
   // ---- decoding, a part a time
@@ -265,9 +182,7 @@ class GpuCompressedAllreduce : public Work {
     std::vector<std::string> titles;
     for (size_t t = layout_of(p).begin; t < layout_of(p).end; ++t) {
       if (shard(t).count == 0) continue;
-      pieces.push_back({part.memory + shard(t).body, message, tensors_[t].output, size_t(shard(t).count),
-                        piece_elements(c_.codec, size_t(shard(t).count)), unsigned(links_.nodes()), c_.post,
-                        int(c_.dtype), half()});
+      pieces.push_back(decoding_of(c_, shard(t), part.memory, message, links_.nodes(), tensors_[t].output));
       titles.push_back(tensors_[t].request->title());
     }
     const auto decoded = std::make_shared<CudaEvent>(run_.cuda_, device_);
@@ -289,7 +204,7 @@ class GpuCompressedAllreduce : public Work {
       throw;
     }
     note_end();
-    run_.decodings_.push_back({decoded, part.slot, word_at(p), std::move(titles)});
+    run_.errors_.expect(decoded, part.slot, word_at(p), std::move(titles));
   }
 
   CodecRun& run_;
@@ -301,10 +216,7 @@ class GpuCompressedAllreduce : public Work {
   const Staging::CodecStreams streams_;
   std::vector<GpuPart> parts_;
   size_t queued_ = 0, encoded_ = 0, decoded_ = 0;  // so many parts; encoded: their own messages are in host memory
-  size_t held_ = 0, ready_ = 0;                    // of part queued_ so many residuals, and those that are on the GPU
-  std::optional<size_t> refused_;                  // there is no memory for this one of its tensors
-  std::shared_ptr<GpuResidual> arriving_;          // of tensor ready_
-  std::unique_ptr<ResidualUpload> upload_;         // into that
+  GpuResiduals residuals_;
   PhaseTimes times_;
 };
 
@@ -317,19 +229,6 @@ bool CodecRun::takes(const Row& row, const Codec& codec, const std::vector<GpuTe
 
 std::unique_ptr<Work> CodecRun::start(const Collective& c, std::vector<GpuTensor> tensors) {
   return std::make_unique<GpuCompressedAllreduce>(*this, c, backend_.links(), backend_.exchange(c), std::move(tensors));
-}
-
-void CodecRun::watch() {
-  while (!decodings_.empty() && decodings_[0].end->reached()) {
-    const Decoding decoding = std::move(decodings_[0]);
-    decodings_.erase(decodings_.begin());
-    uint64_t word = 0;
-    std::memcpy(&word, decoding.slot->data() + decoding.word_at, sizeof word);
-    if (word == 0) continue;
-    const size_t piece = size_t(word & 0xffffffff) - 1, node = size_t(word >> 32);
-    throw Error(Code::internal, decoding.titles.at(piece) + ": host " + std::to_string(node) +
-                                    " of the group sent compressed gradients that are none");
-  }
 }
 
 }  // namespace lightcc

@@ -4,52 +4,35 @@
 // joined, or whose GPU has no kernels, takes part by collective/compressed.h. Invariants:
 // 1. No thread waits for a GPU: a callback rings the engine when messages are there to be sent, and events order all
 //    else.
-// 2. A word in the GPU's memory tells whether all messages were whole. It is copied to the host behind the decoding,
-//    and watch() looks at it: what was decoded by then may be in use, so it ends the epoch.
+// 2. A message that is none is found on the GPU, and ends the epoch (DecodingErrors).
 #pragma once
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "collective/compressed.h"
-#include "collective/selector.h"
+#include "engine/run/gpu_codec.h"
 #include "engine/run/staging.h"
 
 namespace lightcc {
 
-struct GpuTensor {  // of a compressed all-reduce
-  const Request* request;
-  const void* input;
-  void* output;
-};
-
 // Each StagedRun has one. Only the thread that holds the progress lock calls it.
-class CodecRun {
+class CodecRun : public GpuCodecRoute {
  public:
   // All outlive it and what it starts.
   CodecRun(const CudaFunctions& cuda, PinnedPool& pool, Staging& staging, CompressedBackend& backend)
       : cuda_(cuda), pool_(pool), staging_(staging), backend_(backend) {}
 
-  // Whether it runs on this rank's GPU what such a row would run with that codec. tensors: as in Collective::tensors.
-  bool takes(const Row&, const Codec&, const std::vector<GpuTensor>& tensors) const;
-  std::unique_ptr<Work> start(const Collective& c, std::vector<GpuTensor> tensors);  // that it takes
-  bool is_busy() const { return !decodings_.empty(); }  // messages are being decoded; watch() looks
-  void watch();  // throws Error{internal} if a message was none
+  bool takes(const Row&, const Codec&, const std::vector<GpuTensor>& tensors) const override;
+  std::unique_ptr<Work> start(const Collective& c, std::vector<GpuTensor> tensors) override;
+  DecodingErrors& errors() { return errors_; }
 
  private:
   friend class GpuCompressedAllreduce;
-  struct Decoding {
-    std::shared_ptr<CudaEvent> end;
-    std::shared_ptr<StagingSlot> slot;
-    size_t word_at;                   // in the slot
-    std::vector<std::string> titles;  // of the pieces
-  };
-
   const CudaFunctions& cuda_;
   PinnedPool& pool_;
   Staging& staging_;
   CompressedBackend& backend_;
-  std::vector<Decoding> decodings_;     // in the order of their streams
+  DecodingErrors errors_;
 };
 
 }  // namespace lightcc

@@ -30,9 +30,9 @@ class StagedRun {
   }
   // For a batch that its GPU may compress. nullptr: not in this group.
   CodecRun* codec(const GroupBackends& backends);
-  bool is_busy() const { return codec_ && codec_->is_busy(); }  // a GPU decodes; watch() looks
+  bool is_busy() const { return codec_ && codec_->errors().is_busy(); }  // a GPU decodes; watch() looks
   void watch() {
-    if (codec_) codec_->watch();
+    if (codec_) codec_->errors().watch();
     trim();
   }
   void finish(Request& request, bool failed) {  // of a GPU, that was agreed on
