@@ -1,18 +1,24 @@
 // How the members of a group come to run collectives by NCCL: each says what it has, and all decide alike whether that
-// is enough; then the first member of each communicator makes its id, and each member its end of each. What they say to
-// each other travels in collectives of the host, which all start at the same place in the order of their batches.
+// is enough; then they make communicators (nccl_connections.h).
 #pragma once
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/config.h"
-#include "collective/nccl.h"
-#include "collective/selector.h"
-#include "net/group.h"
+#include "engine/run/nccl_connections.h"
 
 namespace lightcc {
+
+// Texts as they travel between members.
+template <size_t N> void set_text(std::array<char, N>& to, const std::string& text) {
+  to.fill(0);
+  text.copy(to.data(), N - 1);
+}
+template <size_t N> std::string text_in(const std::array<char, N>& from) {
+  return {from.begin(), std::ranges::find(from, 0)};
+}
 
 class NcclSetup {
  public:
@@ -30,44 +36,25 @@ class NcclSetup {
 
   bool step();                        // never blocks; whether anything moved
   bool agreed() const { return communicators_ != nullptr; }  // that all can use NCCL
-  bool done() const { return stage_ == Stage::done; }
+  bool done() const { return is_refused_ || connections_.done(); }
   // Then: the communicators, or nullptr on all members.
   std::unique_ptr<NcclCommunicators> take() { return std::move(communicators_); }
 
  private:
-  enum class Stage { offers, ids, connecting, done };
-  // A communicator of this member, with whom, and where it goes.
-  struct Planned {
-    std::vector<int> members;
-    std::unique_ptr<NcclCommunicator>* place;  // of communicators_
-  };
   Offer own_offer();
-  template <class Item> void gather(const std::vector<Item>& own, std::vector<Item>& all);
   void decide();
-  void plan_all(size_t streams);
-  void plan_2d();
-  void make_ids();
-  bool connect();
-  bool connect_next();
 
   const Config& config_;
   const Group& group_;
-  const Selector& selector_;
   const Hosts nodes_;
   const int device_;
-  Stage stage_ = Stage::offers;
-  const std::vector<Offer> own_offer_;
-  std::vector<Offer> offers_;         // by member
-  std::vector<Planned> planned_;
-  std::vector<NcclUniqueId> own_ids_; // one for each planned, made where this member is its first
-  std::vector<NcclUniqueId> ids_;     // those of all members, one behind the other
-  std::unique_ptr<Work> work_;
-  std::unique_ptr<NcclCommunicators> communicators_;
-  size_t begun_ = 0;                  // communicators
+  const Offer own_offer_;
+  std::vector<Offer> offers_;                        // by member
+  const std::unique_ptr<Work> gather_;               // of these
+  bool is_refused_ = false;
+  NcclConnections connections_;
+  std::unique_ptr<NcclCommunicators> communicators_; // once it is agreed
 };
-
-// Whether all nodes have equally many members, more than one.
-bool are_even(const Hosts& nodes);
 
 // Why members with such offers, by member, cannot use NCCL together; "": they can.
 std::string refuse_nccl(const Group&, const std::vector<NcclSetup::Offer>&);
