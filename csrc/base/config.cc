@@ -291,7 +291,8 @@ const Knob kKnobs[] = {
      [](Config& c, const Setting& v) { c.cuda_library = v.text; }, [](const Config& c) { return c.cuda_library; }},
     {"LIGHTCC_GPU_COMPRESSION",
      "1: GPUs make the messages of Top-K and int8 themselves where each host has one rank, and messages alone cross "
-     "the bus (docs/gpu.md). 0: the host makes them. Off until that has run on a GPU.",
+     "the bus; or by NCCL where all hosts have equally many (docs/gpu.md). 0: the host makes them. Off until that has "
+     "run on a GPU.",
      [](Config& c, const Setting& v) { c.gpu_compression = v.flag(); },
      [](const Config& c) { return text_of(c.gpu_compression); }},
     {"LIGHTCC_NCCL",

@@ -48,6 +48,7 @@ constexpr Rule kRules[] = {  // what compresses goes first
     {Kind::broadcast, 0, 0, 0, "links", "binomial"},
     {Kind::alltoall, 0, 0, 0, "links", "pairwise"},
     {Kind::barrier, 0, 0, 0, "links", "dissemination"},
+    {Kind::allreduce, 2, 0, 0, "nccl_compressed", nullptr, DeviceKind::cuda},
     {Kind::allreduce, 2, 0, 0, "nccl_2d", nullptr, DeviceKind::cuda},
     {Kind::allreduce, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},
     {Kind::reducescatter, 0, 0, 0, "nccl", nullptr, DeviceKind::cuda},

@@ -232,8 +232,8 @@ def compression_stats(optimizer: Any = None) -> Dict[str, Any]:
     that this process compresses. Returns a dict: gradient_bytes of the tensors that were exchanged compressed;
     sent_bytes to other nodes for them; dense_sent_bytes, what would have been sent without compression; ratio of these
     two, 1 if nothing was sent; density, the share of elements that were sent; residual_norm, the Euclidean norm of what
-    is left behind here; route, "host" or "gpu", as of lightcc.torch.compression_stats; dense, why gradients travel
-    dense, or "". ValueError for anything else.
+    is left behind here; route, "host", "gpu" or "nccl", as of lightcc.torch.compression_stats; dense, why gradients
+    travel dense, or "". ValueError for anything else.
 
     >>> compression_stats()["ratio"]
     1.0

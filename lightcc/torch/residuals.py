@@ -89,9 +89,9 @@ def compression_stats(optimizer=None) -> Dict[str, Any]:
     gradient_bytes of the tensors that were exchanged compressed; sent_bytes to other nodes for them; dense_sent_bytes,
     what would have been sent without compression; ratio of these two, 1 if nothing was sent; density, the share of
     elements that were sent; residual_norm, the Euclidean norm of what is left behind here; route, what has made the
-    messages last: "host", "gpu" (LIGHTCC_GPU_COMPRESSION), "gpu, host" if that differs among tensors, "" if nothing
-    has; dense, why gradients travel dense, or "". What is left behind on a GPU is read for it. ValueError for another
-    optimizer.
+    messages last: "host", "gpu" or "nccl" (a GPU, LIGHTCC_GPU_COMPRESSION, and the host or NCCL has exchanged them),
+    "gpu, host" if that differs among tensors, "" if nothing has; dense, why gradients travel dense, or "". What is left
+    behind on a GPU is read for it. ValueError for another optimizer.
 
     >>> hvd.compression_stats()["ratio"]
     1.0

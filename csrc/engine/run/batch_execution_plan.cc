@@ -63,12 +63,29 @@ void BatchExecution::plan_allreduce() {
     }
     return;
   }
-  std::byte* buffer = layout.buffer_bytes > 0 ? fusion_buffer(layout.buffer_bytes) : nullptr;
+  const bool needs_buffer = layout.buffer_bytes > 0 && !codec_;
+  std::byte* buffer = needs_buffer ? fusion_buffer(layout.buffer_bytes) : nullptr;
   for (const CollectiveLayout& collective : layout.collectives) {
     FusedCollective fused = fused_allreduce(collective, tensors, residuals, buffer);
+    if (plan_encoded(collective, tensors, fused)) continue;
     if (nccl_ && fused.before.empty()) bring_here(*owners_[collective.places[0].tensor], fused);
     collectives_.push_back(std::move(fused));
   }
+}
+
+// What the GPU itself compresses is taken where it is. false: it does not.
+bool BatchExecution::plan_encoded(const CollectiveLayout& layout, const std::vector<BatchTensor>& tensors,
+                                  const FusedCollective& whole) {
+  if (!codec_ || items_[0].placeholder || whole.collective.codec.kind == CodecKind::none) return false;
+  FusedCollective encoded{whole};
+  for (auto [tensor, offset] : layout.places)
+    encoded.encoded.push_back({owners_[tensor], tensors[tensor].input, tensors[tensor].output});
+  const Row& row = selector_.choose(whole.collective, items_[0].second);
+  if (!codec_->takes(row, whole.collective.codec, encoded.encoded)) return false;
+  encoded.before.clear();
+  encoded.after.clear();
+  collectives_.push_back(std::move(encoded));
+  return true;
 }
 
 BatchExecution::FusedCollective BatchExecution::fused_allreduce(const CollectiveLayout& layout,

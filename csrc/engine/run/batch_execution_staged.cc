@@ -79,21 +79,6 @@ void BatchExecution::plan_slices(const CollectiveLayout& layout, const std::vect
   }
 }
 
-// What the GPU itself compresses needs no slot. false: it does not.
-bool BatchExecution::plan_encoded(const CollectiveLayout& layout, const std::vector<BatchTensor>& tensors,
-                                  const FusedCollective& whole) {
-  if (!codec_ || items_[0].placeholder || whole.collective.codec.kind == CodecKind::none) return false;
-  FusedCollective encoded{whole};
-  for (auto [tensor, offset] : layout.places)
-    encoded.encoded.push_back({owners_[tensor], tensors[tensor].input, tensors[tensor].output});
-  const Row& row = selector_.choose(whole.collective, items_[0].second);
-  if (!codec_->takes(row, whole.collective.codec, encoded.encoded)) return false;
-  encoded.before.clear();
-  encoded.after.clear();
-  collectives_.push_back(std::move(encoded));
-  return true;
-}
-
 // All-gather, all-to-all and reduce-scatter travel whole if they fit a slot, where the output then stays until the
 // caller takes it. Otherwise each slice takes a part of each block, and the output is in the GPU's memory.
 void BatchExecution::plan_staged(BatchItem& item, size_t tensor, FusedCollective fused) {

@@ -29,7 +29,7 @@ BatchQueue::BatchQueue(const RunResources& shared, std::shared_ptr<const Group> 
       backends_(backends),
       buffers_{FusionBuffer(shared.peers.arena()), FusionBuffer(shared.peers.arena())},
       staged_(shared.peers, shared.config, shared.pinned),
-      nccl_(shared.config, *group_, backends, shared.launches, shared.groups),
+      nccl_(shared.config, *group_, backends, *shared.pinned, shared.launches, shared.groups),
       joined_rank_(shared.peers.arena()) {}
 
 void BatchQueue::add(std::vector<BatchItem> items) {
@@ -87,7 +87,11 @@ bool BatchQueue::begin() {
 
 GpuWays BatchQueue::ways_of(const std::vector<BatchItem>& batch) {
   if (batch[0].request->place.kind == DeviceKind::cpu) return {};
-  if (runs_on_gpu(batch, backends_.selector())) return {.nccl = &nccl_.next_stream()};
+  if (runs_on_gpu(batch, backends_.selector())) {
+    const bool is_compressed = batch[0].request->what.codec.kind != CodecKind::none;
+    if (is_compressed) return {.nccl = &nccl_.codec_stream(), .codec = backends_.nccl_codec()};
+    return {.nccl = &nccl_.next_stream()};
+  }
   return {.staging = &staged_.staging(), .codec = batch[0].request->encodes ? staged_.codec(backends_) : nullptr};
 }
 

@@ -5,6 +5,7 @@
 
 #include "collective/hierarchical.h"
 #include "collective/links.h"
+#include "engine/run/nccl_codec_run.h"
 
 namespace lightcc {
 
@@ -38,6 +39,7 @@ GroupBackends::GroupBackends(Peers& peers, const Group& group, const Config& con
     limits.least_bytes = std::max(limits.least_bytes, config.hierarchical_bytes);
     nccl_2d_ = add(std::make_unique<NcclHierarchicalBackend>(limits));
   }
+  if (are_even(nodes_)) nccl_codec_ = add(std::make_unique<NcclCodecRun>(*compressed_, nodes_, selector_));
   nccl_ = add(std::make_unique<NcclBackend>());
   use_rules({});
 }

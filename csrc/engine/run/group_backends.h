@@ -14,6 +14,8 @@
 
 namespace lightcc {
 
+class NcclCodecRun;
+
 // Only whoever holds the progress lock calls it.
 class GroupBackends {
  public:
@@ -28,6 +30,7 @@ class GroupBackends {
   // These run nothing until they are connected (nccl_run.h).
   NcclBackend& nccl() const { return *nccl_; }
   NcclHierarchicalBackend* nccl_2d() const { return nccl_2d_; }  // nullptr: there is one node only
+  NcclCodecRun* nccl_codec() const { return nccl_codec_; }  // nullptr: nodes have one member, or not equally many
 
  private:
   // Keeps a backend, and returns it.
@@ -41,6 +44,7 @@ class GroupBackends {
   CompressedBackend* compressed_ = nullptr;
   NcclBackend* nccl_ = nullptr;
   NcclHierarchicalBackend* nccl_2d_ = nullptr;
+  NcclCodecRun* nccl_codec_ = nullptr;
   Selector selector_;
 };
 

@@ -7,8 +7,9 @@
 //    its turn where it is agreed on; the coordinator of another group asks for one once its batch is the next
 //    (LaunchRequest), and its members are told (LaunchTurn).
 // 3. A turn waits for nothing but turns before it: a batch that has one is agreed on.
-// 4. All that is queued on a device runs on one stream; or (HOROVOD_NUM_NCCL_STREAMS) on a few. Then the device must be
-//    able to run a kernel of each at a time, as members may come to them in different orders.
+// 4. All that is queued on a device runs on one stream; or on a few (HOROVOD_NUM_NCCL_STREAMS), and what compressed
+//    all-reduces exchange between nodes on one more. Then the device must be able to run a kernel of each at a time, as
+//    members may come to them in different orders.
 // Only whoever holds the progress lock calls it.
 #pragma once
 #include <deque>
@@ -26,6 +27,7 @@ namespace lightcc {
 
 class NcclLaunches {
  public:
+  static constexpr size_t kBetweenNodes = size_t(-1);  // the number of a device's stream for what is between nodes
   // How long communicators that end may run what they have queued, and how long one waits for their abortion.
   static constexpr uint64_t kQueuedNs = 5'000'000'000, kAbortNs = 500'000'000;
 

@@ -17,13 +17,22 @@ bool all_have_gpus(const BatchItem& first) {
 
 }  // namespace
 
-NcclRun::NcclRun(const Config& config, const Group& group, GroupBackends& backends, NcclLaunches& launches,
-                 const GroupTable& groups)
-    : config_(config), group_(group), backends_(backends), launches_(launches), groups_(groups) {}
+NcclRun::NcclRun(const Config& config, const Group& group, GroupBackends& backends, PinnedPool& pool,
+                 NcclLaunches& launches, const GroupTable& groups)
+    : config_(config), group_(group), backends_(backends), pool_(pool), launches_(launches), groups_(groups) {}
 
-bool NcclRun::settles(const std::vector<BatchItem>& batch) const { return !is_settled_ && all_have_gpus(batch[0]); }
+bool NcclRun::settles(const std::vector<BatchItem>& batch) const {
+  return all_have_gpus(batch[0]) && (!is_settled_ || settles_codec(batch));
+}
+
+bool NcclRun::settles_codec(const std::vector<BatchItem>& batch) const {
+  const NcclCodecRun* const codec = backends_.nccl_codec();
+  return communicators_ && codec && !is_codec_settled_ &&
+         is_each(batch, DeviceKind::cuda, [&](const Collective& c) { return codec->suits(c); });
+}
 
 bool NcclRun::settle(const Request& first) {
+  if (is_settled_) return settle_codec();
   if (!setup_)
     setup_ = std::make_unique<NcclSetup>(config_, group_, backends_.selector(), backends_.nodes(), first.place.device);
   const bool moved = setup_->step();
@@ -38,6 +47,22 @@ bool NcclRun::settle(const Request& first) {
     streams_.push_back(&launches_.stream(functions, device, i, config_.batch_copies));
   backends_.nccl().connect(functions, *communicators_->all[0], streams_[0]->get());
   if (communicators_->local) backends_.nccl_2d()->connect(functions, *communicators_, streams_[0]->get());
+  return true;
+}
+
+bool NcclRun::settle_codec() {
+  if (!codec_setup_)
+    codec_setup_ = std::make_unique<NcclCodecSetup>(config_, group_, backends_.selector(), backends_.nodes(),
+                                                    *communicators_);
+  const bool moved = codec_setup_->step();
+  if (!codec_setup_->done()) return moved;
+  is_codec_settled_ = true;
+  if (codec_setup_->agreed()) {
+    const CudaFunctions& functions = cuda(config_.cuda_library);
+    NcclStream& cross = launches_.stream(functions, codec_stream().device(), NcclLaunches::kBetweenNodes, false);
+    backends_.nccl_codec()->connect(functions, pool_, *communicators_, codec_stream(), cross);
+  }
+  codec_setup_.reset();
   return true;
 }
 
@@ -56,7 +81,9 @@ bool NcclRun::takes_turn(const std::vector<BatchItem>& batch) const {
   return may_be && all_have_gpus(batch[0]);
 }
 
-bool NcclRun::is_full() const { return !streams_.empty() && !streams_[turn_]->has_room(); }
+bool NcclRun::is_full() const {
+  return !streams_.empty() && !(streams_[turn_]->has_room() && streams_[0]->has_room());
+}
 
 NcclStream& NcclRun::next_stream() {
   const size_t turn = std::exchange(turn_, (turn_ + 1) % streams_.size());
@@ -76,12 +103,15 @@ void NcclRun::watch() {
   const uint64_t now = now_ns();
   if (now - watched_ns_ < kWatchNs) return;
   watched_ns_ = now;
-  is_busy_ = !std::ranges::all_of(streams_, &NcclStream::idle);
+  NcclCodecRun* const codec = backends_.nccl_codec();
+  if (codec) codec->errors().watch();
+  is_busy_ = !std::ranges::all_of(streams_, &NcclStream::idle) || (codec && codec->errors().is_busy());
   if (is_busy_) communicators_->check();
 }
 
 void NcclRun::end(uint64_t deadline_ns) {
   setup_.reset();
+  codec_setup_.reset();
   if (communicators_) launches_.add_ending(communicators_->end(deadline_ns));
   communicators_.reset();
   is_busy_ = false;

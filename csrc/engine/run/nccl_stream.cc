@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/error.h"
+
 namespace lightcc {
 namespace {
 
@@ -9,6 +11,17 @@ constexpr size_t kMostBatches = 32;  // that are queued and have not run
 constexpr const char* kCopying = "copying tensors that run together";
 
 }  // namespace
+
+NcclStream::~NcclStream() {
+  std::shared_ptr<CudaEvent> last_use;
+  try {
+    if (other_) last_use = std::make_shared<CudaEvent>(cuda_, device_);
+    if (other_) last_use->record(other_->stream());
+  } catch (const Error&) {
+    // The GPU has failed, and all of its memory with it.
+  }
+  memory_->give_back(buffer_, std::move(last_use));
+}
 
 void NcclStream::follow(const Request& request) {
   used_ = true;

@@ -20,15 +20,18 @@ class NcclStream {
         device_(device),
         batches_copies_(batches_copies),
         memory_(std::make_shared<GpuMemory>(cuda, device)) {}
-  ~NcclStream() { memory_->give_back(buffer_, nullptr); }
+  ~NcclStream();
   NcclStream(const NcclStream&) = delete;
   NcclStream& operator=(const NcclStream&) = delete;
 
   int device() const { return device_; }
   void* get() const { return memory_->stream(); }
+  const std::shared_ptr<GpuMemory>& memory() const { return memory_; }  // for what may outlive this
   void follow(const Request&);
   // For fused tensors, from what is queued now on; kept and grown.
   std::byte* buffer(size_t bytes);
+  // What that one is given may use it too. Unless it failed half-way, this goes on behind it.
+  void share_buffer(const NcclStream& other) { other_ = other.memory_; }
   void copy(const CudaCopy&);                      // either side may lie on another GPU
   void copy_all(std::span<const CudaCopy>);        // neither side does
   std::shared_ptr<GpuOutput> output(size_t bytes, void** memory);
@@ -44,6 +47,7 @@ class NcclStream {
   const std::shared_ptr<GpuMemory> memory_;  // outputs may outlive this
   void* buffer_ = nullptr;
   size_t buffer_bytes_ = 0;
+  std::shared_ptr<GpuMemory> other_;  // whose stream may use the buffer; nullptr: none
   std::deque<std::shared_ptr<CudaEvent>> ends_;  // of batches that may not have run
   std::shared_ptr<CudaEvent> followed_;  // the last, which requests of one call share
   bool used_ = false;

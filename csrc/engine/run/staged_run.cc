@@ -13,7 +13,8 @@ CodecRun* StagedRun::codec(const GroupBackends& backends) {
   if (!std::ranges::all_of(backends.nodes(), is_one)) {
     if (!std::exchange(has_said_why_, true))
       log(Level::info, "compressed all-reduces of tensors of GPUs go through the host, which compresses them: GPUs do "
-                       "where each host has one rank (LIGHTCC_GPU_COMPRESSION)");
+                       "where each host has one rank, and by NCCL where all hosts have equally many "
+                       "(LIGHTCC_GPU_COMPRESSION)");
     return nullptr;
   }
   Staging& own = staging();

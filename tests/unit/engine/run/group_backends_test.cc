@@ -37,6 +37,17 @@ TEST(GroupBackends, AreThoseThatTheHostsOfTheMembersAllow) {
   }
 }
 
+TEST(GroupBackends, NcclCompressesWhereAllNodesHaveEquallyManyMembers) {
+  auto peers = test::thread_peers({2, 2});
+  const Config config;
+  for (const auto& [members, is_even] :
+       {std::pair(std::vector<int>{0, 1, 2, 3}, true), {{0, 1, 2}, false}, {{0, 2}, false}, {{0, 1}, false}}) {
+    const Group group(0, members, 0, peers[0]->topology());
+    const GroupBackends backends(*peers[0], group, config);
+    EXPECT_EQ(backends.nccl_codec() != nullptr, is_even);
+  }
+}
+
 TEST(GroupBackends, ARuleThatIsUsedGoesBeforeTheOthersUntilThereAreNewOnes) {
   auto peers = test::thread_peers({1, 1});
   const Group group(0, {0, 1}, 0, peers[0]->topology());

@@ -1,0 +1,34 @@
+// Compressed all-reduces of GPUs by NCCL, both doubles (gpu_codecs.h), beside the same ones of tensors of the CPU.
+#pragma once
+#include "unit/gpu_codecs.h"
+
+namespace lightcc::test {
+
+class NcclCodec : public GpuCodec {
+ protected:
+  NcclCodec() {
+    config_.nccl = true;
+    nccl_.set_kernels(2);
+  }
+  // Of all tensors that have elements.
+  static void expect_route(const Left& left, CodecRoute route, const std::string& prefix = "gpu") {
+    int exchanged = 0;
+    for (const auto& [name, residuals] : left)
+      for (const auto& residual : residuals) {
+        if (!name.starts_with(prefix) || residual->elements() == 0) continue;
+        EXPECT_STREQ(name_of(residual->route()), name_of(route)) << name;
+        ++exchanged;
+      }
+    EXPECT_GT(exchanged, 0);
+  }
+  // Of three and more ranks a host: small multiples of 1/4, whose sums have the same bits in each order.
+  static Floats quarters(int step, int rank, size_t tensor, size_t count) {
+    Floats values = gradient(step, rank, tensor, count);
+    for (float& value : values) value = std::round(value * 4) / 4;
+    return values;
+  }
+  // Of every kind of part: several tensors, one that is even, one that is not, one without elements.
+  static std::vector<std::vector<size_t>> parts() { return {{1'050'001, 1 << 20, 600'000, 500'001, 5000, 0}, {33}}; }
+};
+
+}  // namespace lightcc::test
