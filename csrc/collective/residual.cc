@@ -63,6 +63,7 @@ bool Residual::is_cut(int64_t elements, const std::vector<Range>& ranges, bool v
 void Residual::cut(int64_t elements, int node, int nodes, const std::vector<Range>& ranges, bool velocity) {
   node_ = node;
   nodes_ = nodes;
+  coming_ = nullptr;  // a device that encodes now replaces what is copied
   if (is_cut(elements, ranges, velocity)) return;
   std::vector<ResidualPiece> old = std::exchange(pieces_, {});
   if (elements != elements_) old.clear();

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "labels.h"
 
 LABEL(alone);
@@ -71,6 +73,35 @@ TEST(Residual, IsHeldByOneAtATime) {
   EXPECT_FALSE(residual.try_hold());
   residual.let_go();
   EXPECT_TRUE(residual.try_hold());
+}
+
+// Values in a device's memory, which come home in two steps.
+struct ValuesOnDevice : DeviceResidual {
+  struct Copy : ResidualCopy {
+    explicit Copy(const Floats& from) { values = from; }
+    bool step() override { return !std::exchange(is_there, true); }
+    bool is_there = false;
+  };
+  explicit ValuesOnDevice(Floats from) : values(std::move(from)) {}
+  int64_t count() const override { return int64_t(values.size()); }
+  std::unique_ptr<ResidualCopy> copy() const override { return std::make_unique<Copy>(values); }
+  Floats values;
+};
+
+// An epoch may end while values are on their way home, and the device encode in the next one.
+TEST(Residual, ValuesThatADeviceHasReplacedDoNotComeHome) {
+  Residual residual;
+  const auto cut = [&] { residual.cut(2, 0, 2, {{0, 2}}, false); };
+  cut();
+  const auto device = std::make_shared<ValuesOnDevice>(Floats{1, 2});
+  residual.pieces()[0].values = {};
+  residual.pieces()[0].device = device;
+  EXPECT_TRUE(residual.step_home());
+  cut();
+  device->values = {3, 4};
+  while (residual.step_home()) continue;
+  EXPECT_EQ(residual.pieces()[0].values, (Floats{3, 4}));
+  EXPECT_EQ(residual.pieces()[0].device, nullptr);
 }
 
 }  // namespace
