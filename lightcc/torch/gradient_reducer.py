@@ -419,6 +419,8 @@ class GradientReducer:
     def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Makes the slot what this rank sends, whatever form its gradient has."""
         self._fit(gradient)
+        if grad is None and not self._casts:
+            grad = torch.zeros_like(gradient.parameter)  # decompress needs a context of this step
         if grad is None:
             gradient.slot.zero_()
             return

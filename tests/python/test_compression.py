@@ -88,6 +88,38 @@ def check_compressors_of_a_user(groups):
     assert hvd.size() == 1 or Doubled.calls > 0
 
 
+class Growing(Compressor):
+    """What it tells decompress is another thing in each step."""
+
+    def __init__(self):
+        self.scale = 1.0
+
+    def compress(self, tensor):
+        return tensor * self.scale, self.scale
+
+    def decompress(self, tensor, ctx):
+        return tensor / ctx
+
+
+@pytest.mark.parametrize("groups", [None, 1])
+def check_a_compressor_of_the_user_where_a_rank_has_no_gradient(groups):
+    """It is given zeros, so that what comes back is undone as in this step, from the first one on."""
+    everywhere, on_one = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    compression = Growing()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([everywhere, on_one], lr=0.0), compression=compression,
+                                         groups=groups)
+    for step, who in enumerate([0, hvd.size() - 1, 0]):
+        compression.scale = 8.0 ** step
+        optimizer.zero_grad()
+        loss = everywhere.sum()
+        if hvd.rank() == who:
+            loss = loss + hvd.size() * on_one.sum()
+        loss.backward()
+        optimizer.step()
+        assert everywhere.grad.tolist() == [1, 1]
+        torch.testing.assert_close(on_one.grad, torch.ones(2))
+
+
 def check_compression_of_gradients_that_are_not_sent_as_they_are():
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         torch.manual_seed(7)
