@@ -17,8 +17,8 @@ from lightcc.core import lib, ops
 from lightcc.core.agreed_settings import expect_equal, number, whole
 from lightcc.core.process_sets import global_process_set
 from lightcc.torch.compression import Compression
-from lightcc.torch.delayed_slots import DelayedReducer, Slot, compensated, packed, unpacked, values_of
-from lightcc.torch.gradient import Gradient
+from lightcc.torch.delayed_slots import DelayedReducer, Slot, compensated, kept, packed, unpacked, values_of
+from lightcc.torch.gradient import Gradient, is_part
 from lightcc.torch.mpi_ops import Adasum, Average, Max
 from lightcc.torch.optimizer import _DistributedOptimizer, wrapped
 from lightcc.torch.spans import spanned
@@ -181,7 +181,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
             self._send_the_rest()
             self._reducer.leave(self._for_grad_scaler)
         else:
-            slot.arrived = [None if p.grad is None else p.grad.detach() for p in self._parameters()]
+            slot.arrived = [kept(p.grad) for p in self._parameters()]
         slot.under_way = True
         for one in self._slots:
             one.loaded = False
@@ -198,8 +198,11 @@ class _DelayedOptimizer(_DistributedOptimizer):
         self._delivered_scale = None
         self._applies = due.under_way
         if not due.under_way:
-            for p in parameters:  # not what is under way now
-                p.grad = None if p.grad is None else torch.zeros_like(p.grad.detach())
+            for p in parameters:
+                if is_part(p.grad):
+                    p.grad.zero_()
+                else:  # not what is under way now
+                    p.grad = None if p.grad is None else torch.zeros_like(p.grad.detach())
             return
         due.deliver(parameters, self._for_grad_scaler)
         if not delay:

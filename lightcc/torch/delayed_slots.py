@@ -6,7 +6,7 @@ import torch
 
 from lightcc.core import lib
 from lightcc.torch import changed_gradients, sparse
-from lightcc.torch.gradient import Gradient
+from lightcc.torch.gradient import Gradient, is_part
 from lightcc.torch.gradient_reducer import GradientReducer
 
 
@@ -65,9 +65,16 @@ class Slot:
             self.reducer.finish(grad_scaler)
             return
         for p, grad in itertools.zip_longest(parameters, self.arrived):
-            if p.requires_grad:
+            if p.requires_grad and is_part(p.grad) and grad is not None and grad.layout is torch.strided:
+                p.grad.copy_(grad)
+            elif p.requires_grad:
                 p.grad = grad
         self.arrived = None
+
+
+def kept(grad: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """A gradient, for later; what the program does with its own memory changes nothing."""
+    return None if grad is None else grad.clone() if is_part(grad) else grad.detach()
 
 
 def values_of(grad: torch.Tensor) -> torch.Tensor:

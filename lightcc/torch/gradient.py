@@ -120,6 +120,17 @@ def described(gradient: Gradient) -> Tuple[int, int, List[int], Optional[lib.Pla
             [slot.shape[i] for i in order], gradient.stream and gradient.stream.place)
 
 
+def is_part(grad: Optional[torch.Tensor]) -> bool:
+    """Whether p.grad is a part of memory that the program keeps, such as one buffer for all gradients, and must stay
+    that: what is reduced is copied into it. Neither autograd nor lightcc makes a p.grad that is a view.
+
+    >>> flat = torch.zeros(4)
+    >>> is_part(flat[:2]), is_part(flat), is_part(None)
+    (True, False, False)
+    """
+    return grad is not None and grad._base is not None and grad.layout is torch.strided and not grad.requires_grad
+
+
 class Names:
     """Two optimizers may name their parameters alike, and have gradients on their way at the same time. So each that
     has a name in common with one before it gets a number, and its names end in ".1", ".2" and so on: in the order in

@@ -5,7 +5,7 @@ One copy in, when a gradient is ready and still in the cache, or on a GPU togeth
 becomes a view of the slot. The slots of one dtype lie side by side in one slab, in the order in which backward usually
 makes gradients, so that the core can fuse neighbours without copying. A slot belongs to an epoch; it keeps its slab
 alive, and so does each view. A gradient that has been reduced is overwritten by the next reduction: who keeps p.grad
-across steps must clone it.
+across steps must clone it. A p.grad that is a part of the program's own memory stays there: it is copied in and out.
 
 Sparse gradients are gathered instead (lightcc.torch.sparse). All ranks must send a gradient in one form, and a rank
 without gradient cannot tell which. So all ranks settle a form together, when they first synchronize with a gradient of
@@ -29,7 +29,7 @@ from lightcc.core.exceptions import HorovodInternalError
 from lightcc.torch import changed_gradients, slot_stream, slots, sparse
 from lightcc.torch.compression import Compression
 from lightcc.torch.compression_switch import SetAside
-from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
+from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots, is_part
 from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
 from lightcc.torch.held_gradients import HeldGradients, is_copied_late
@@ -149,7 +149,8 @@ class GradientReducer:
         """Copies the gradient into its slot and starts the reduction; a parameter without gradient sends zeros."""
         grad = gradient.parameter.grad
         # Every gradient of every step comes by here: a plain one costs a copy, or not even that.
-        if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad:
+        if grad is not None and grad.dtype is gradient.dtype and grad.layout is _strided and not grad.requires_grad \
+                and grad._base is None:  # see is_part
             if gradient.copied_late and (gradient.stream is None or gradient.stream.is_current()):
                 gradient.sent = True
                 self._held.add(gradient, grad)
@@ -461,8 +462,11 @@ class GradientReducer:
             where, gradient.gathered = gradient.gathered, None
             whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
             parameter.grad = sparse.at_places(whole.detach(), where, parameter.dtype)
+        elif is_part(grad):
+            whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
+            grad.data.copy_(whole)  # .data: not counted as a change of others that are parts of the same memory
         elif not self._casts:
-            parameter.grad = self._compression.decompress(slot, gradient.context)
+            parameter.grad = self._compression.decompress(slot, gradient.context).detach()  # the slot may be a view
         elif grad is None or grad.requires_grad or grad.layout is not _strided:
             parameter.grad = slot.detach().to(parameter.dtype)
         elif slot.dtype != grad.dtype:

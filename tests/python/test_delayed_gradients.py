@@ -235,6 +235,27 @@ def check_clipped_between_synchronize_and_step():
     expect_equal(model, reference.model)
 
 
+@pytest.mark.parametrize("saved", [False, True], ids=["", "arrived for a checkpoint"])
+def check_gradients_that_are_parts_of_a_buffer_stay_there(saved):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    flat = torch.zeros(3)
+    weight.grad = flat[1:]
+    optimizer = hvd.DelayedGradients(torch.optim.SGD([weight], lr=1.0))
+    for step in range(4):
+        flat.zero_()
+        (weight * (step + 1) * (hvd.rank() + 1)).sum().backward()
+        optimizer.synchronize()
+        mean = step * (hvd.size() + 1) / 2
+        assert flat.tolist() == [0, mean, mean]
+        before = weight.detach().clone()
+        flat.mul_(2)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert torch.equal(weight.detach(), before - 2 * mean)
+        if saved:
+            optimizer.state_dict()
+
+
 def check_sparse_gradients():
     weights = []
     for delayed in (True, False):

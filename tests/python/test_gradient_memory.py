@@ -160,6 +160,67 @@ def check_gradients_move_into_their_slots_in_backward():
         expect_close(grads_of(model), mean_gradients(step))
 
 
+class Halved:
+    """A user's compressor, which decompresses in the memory that it is given."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor / 2, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor.mul_(2)
+
+
+def flat_gradients(parameters):
+    """One buffer for all gradients."""
+    parameters = list(parameters)
+    flat = torch.zeros(sum(p.numel() for p in parameters))
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+        p.grad = part.view_as(p)
+    return flat
+
+
+OF_PARTS = {"plain": {}, "group": {"groups": 1}, "fp16": {"compression": hvd.Compression.fp16},
+            "own compressor": {"compression": Halved}, "passes": {"backward_passes_per_step": 2}}
+
+
+@pytest.mark.parametrize("options", OF_PARTS)
+@pytest.mark.parametrize("wide", [3, 20000], ids=["small", "large"])
+def check_gradients_that_are_parts_of_a_buffer_stay_there(options, wide):
+    model = torch.nn.Linear(wide, 2)
+    flat = flat_gradients(model.parameters())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **OF_PARTS[options])
+    passes = OF_PARTS[options].get("backward_passes_per_step", 1)
+    for _ in range(3):
+        flat.zero_()  # what the program does with the buffer
+        for _ in range(passes):
+            model(torch.full((1, wide), hvd.rank() + 1.0)).sum().backward()
+        optimizer.synchronize()
+        mean = passes * (hvd.size() + 1) / 2
+        expect_close(flat.split([2 * wide, 2]), [torch.full((2 * wide,), mean), torch.full((2,), 1.0 * passes)])
+        before = model.weight.detach().clone()
+        flat.mul_(0.5)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        torch.testing.assert_close(model.weight, before - mean / 2)
+
+
+def check_two_optimizers_over_parts_of_one_buffer():
+    """That the one's gradients come back into it is no change of the other's, which are on their way."""
+    model = make_model()
+    flat = flat_gradients(model.parameters())
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.0),
+                                           [(f"{i}.{name}", p) for name, p in layer.named_parameters()])
+                  for i, layer in enumerate(model) if list(layer.parameters())]
+    for step in range(2):
+        flat.zero_()
+        my_loss(model, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        torch.testing.assert_close(flat, torch.cat([grad.flatten() for grad in mean_gradients(step)]))
+
+
 @pytest.mark.parametrize("again", ["before the step", "before the next step", "before the next backward"])
 def check_shutdown_between_backward_and_step(again):
     model, reference = make_model(), make_model()
