@@ -17,7 +17,7 @@ from lightcc.core.agreed_settings import expect_equal, number
 from lightcc.core.exchange_schedule import ExchangeSchedule, checked, in_fragments
 from lightcc.core.process_sets import ProcessSet, global_process_set, ranks_of
 
-Read = Callable[[Sequence[int]], List[np.ndarray]]
+Read = Callable[[Sequence[int]], List[np.ndarray]]  # copies, which are the reader's to overwrite
 Write = Callable[[Sequence[int], Sequence[np.ndarray]], None]
 
 
@@ -149,7 +149,7 @@ class ArrayExchange:
             if self._schedule.delay:
                 self._own[fragment] = [value.copy() for value in values]
         else:
-            values = [self._outers[index] - value for index, value in zip(indices, values)]
+            values = [np.subtract(self._outers[index], value, out=value) for index, value in zip(indices, values)]
         self._sent[fragment] = values
         compressed = [self._is_compressed(index, value) for index, value in zip(indices, values)]
         self._handles[fragment] = []

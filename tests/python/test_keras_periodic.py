@@ -140,18 +140,20 @@ def check_a_loop_of_tensorflow():
     import tensorflow as tf
 
     import lightcc.tensorflow as hvd
-    weight = tf.Variable([1.0, 2.0])
+    weight, scale = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
     with pytest.raises(ValueError, match="no variables"):
         hvd.LocalSGD([], 2)
-    outer = hvd.DiLoCo([weight], 2, outer_learning_rate=1.0, outer_momentum=0.0, nesterov=False)
+    outer = hvd.DiLoCo([weight, scale], 2, outer_learning_rate=1.0, outer_momentum=0.0, nesterov=False)
     with pytest.raises(RuntimeError, match="before_step"):
         outer.step()
     outer.before_step()
     for step in range(4):
         weight.assign_sub([float(hvd.rank() + step), 1.0])
+        scale.assign_sub(float(hvd.rank()))
         outer.step()
     mean = (hvd.size() - 1) / 2
     np.testing.assert_allclose(weight.numpy(), [1 - 4 * mean - 6, 2 - 4], rtol=1e-5)
+    np.testing.assert_allclose(scale.numpy(), 3 - 4 * mean, rtol=1e-5)
     with pytest.raises(ValueError, match="hvd.join: hvd.DiLoCo averages over all ranks"):
         hvd.join()
     with pytest.raises(ValueError, match="eager"):

@@ -42,7 +42,7 @@ class Held:
 
     def write(self, indices, values):
         for i, value in zip(indices, values):
-            self.values[i] = value.copy()
+            self.values[i] = np.array(value)  # arithmetic makes numbers of arrays without dimensions
 
     def move(self, step):
         """As this rank's own optimizer does."""
@@ -110,6 +110,23 @@ def check_equals_a_loop_by_random_schedules():
             np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
         exchange.now()
         held.expect_equal_on_all_ranks()
+
+
+@pytest.mark.parametrize("delay", (0, 1))
+@pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
+def check_a_variable_without_dimensions(kind, delay):
+    """Becomes what one of one element becomes."""
+    exchange = diloco(2, delay=delay) if kind == "DiLoCo" else arrays.local_sgd("test", 2, delay)
+    held = Held([np.array(1.0), np.array([1.0])])
+    held.start(exchange)
+    for _ in range(5):
+        for value in held.values:
+            value -= 1.0 + hvd.rank()
+        exchange.after_step()
+        assert held.values[0].shape == () and held.values[0] == held.values[1]
+    exchange.now()
+    assert held.values[0] == held.values[1] < 0
+    held.expect_equal_on_all_ranks()
 
 
 def check_another_epoch_begins_with_what_the_first_rank_has():
