@@ -2,7 +2,7 @@
 
 The model is compiled with a plain optimizer. Values travel as numpy arrays between the steps.
 """
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from lightcc._keras import values
 from lightcc.compress.compressors import NoneCompressor
@@ -18,6 +18,8 @@ class PeriodicCallbackImpl:
     def __init__(self, backend: Any, what: str, exchange: arrays.ArrayExchange, *args):
         super().__init__(*args)
         self.backend, self._what, self._exchange = backend, what, exchange
+        self._variables: List[Any] = []    # that are exchanged, once they are
+        self._train_function: Any = None   # that trains them
 
     def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
         """Keras hook. ValueError for several steps an execution."""
@@ -25,6 +27,8 @@ class PeriodicCallbackImpl:
         if int(several.numpy() if hasattr(several, "numpy") else several) > 1:
             raise ValueError(f"{self._what}: the model is compiled with steps_per_execution > 1, and steps are counted "
                              "between executions; compile it with 1.")
+        if self._exchange.started and self._are_others():
+            self._exchange.forget()
         self._start()
 
     def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
@@ -44,18 +48,29 @@ class PeriodicCallbackImpl:
         if self._exchange.started:
             self._exchange.end()
 
+    def _are_others(self) -> bool:
+        """Whether fit trains other variables than are exchanged. What a function of the model trains is settled when
+        it is compiled, whatever becomes of `trainable` later."""
+        train_function = getattr(self.model, "train_function", None)
+        if train_function is not None and train_function is self._train_function:
+            return False
+        self._train_function = train_function
+        return list(map(id, self._variables)) != list(map(id, self._trainable()))
+
+    def _trainable(self) -> List[Any]:
+        return list(self.model.trainable_variables) if self.model.built else []
+
     def _start(self) -> None:
-        if self._exchange.started:  # with new ranks perhaps, which begin here
-            self._exchange.before_step()
-            return
-        if not self.model.built or not self.model.trainable_variables:
-            return
-        variables = list(self.model.trainable_variables)
-        self._exchange.start(
-            lambda indices: values.read(self.backend, [variables[index] for index in indices]),
-            lambda indices, new: values.write(self.backend, [variables[index] for index in indices], new),
-            [str(getattr(variable, "path", None) or variable.name) for variable in variables])
-        self._exchange.before_step()
+        if not self._exchange.started:
+            variables = self._trainable()
+            if not variables:
+                return
+            self._exchange.start(
+                lambda indices: values.read(self.backend, [variables[index] for index in indices]),
+                lambda indices, new: values.write(self.backend, [variables[index] for index in indices], new),
+                [str(getattr(variable, "path", None) or variable.name) for variable in variables])
+            self._variables, self._train_function = variables, getattr(self.model, "train_function", None)
+        self._exchange.before_step()  # with new ranks perhaps, which begin here
 
 
 class LocalSGDImpl(PeriodicCallbackImpl):

@@ -5,6 +5,7 @@ momentum, lies here. In each epoch of an elastic job it begins anew, from the va
 set: those of this epoch's ranks may be of an earlier commit.
 Sources: lightcc.core.exchange_schedule, lightcc.torch.local_sgd and lightcc.torch.diloco.
 """
+import copy
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -79,6 +80,17 @@ class ArrayExchange:
         self._parts = in_fragments([value.nbytes for value in values], self._schedule.fragments)
         self._begin_from(values)
 
+    def forget(self) -> None:
+        """Waits for what is on its way, and forgets the variables and all that it has of them: start() comes again. All
+        ranks do so between the same steps."""
+        if self.is_of_this_epoch():
+            for handle in [handle for handles in self._handles.values() for handle in handles]:
+                ops.synchronize(handle)
+        self._drop()
+        self._read, self.steps, self._era = None, 0, _NO_ERA
+        self._outers, self._momenta = [], []
+        self._compression = copy.copy(self._compression)  # without what was left behind
+
     def is_of_this_epoch(self) -> bool:
         """Whether it has made steps with the ranks that there are now."""
         return self._era[0] == lib.epoch and lib.initialized()
@@ -91,9 +103,7 @@ class ArrayExchange:
         era = lib.epoch, lib.joins
         if self._era == era:
             return
-        self._handles.clear()  # of another epoch, in which they have ended
-        self._sent.clear()
-        self._own.clear()
+        self._drop()  # of another epoch, in which they have ended
         if self._era != _NO_ERA and not self.is_of_this_epoch():
             assert self._read is not None  # start comes first
             self._begin_from(self._read(range(len(self._labels))))
@@ -136,6 +146,10 @@ class ArrayExchange:
         """Exchanges everything; all ranks do so, and may join until they make further steps."""
         self.now()
         averaging.allow_join(self)
+
+    def _drop(self) -> None:
+        for of_fragments in (self._handles, self._sent, self._own):
+            of_fragments.clear()
 
     def _begin_from(self, values: List[np.ndarray]) -> None:
         if self._outer is not None:

@@ -72,20 +72,69 @@ def telling(kit, tell):
     return Telling()
 
 
-@pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
-def check_fit(kind):
-    kit = Kit()
-    model = model_of(kit)
+def callback_of(kit, kind):
+    """A callback, and what expected() is to know of it."""
     if kind == "LocalSGD":
-        callback, outer = kit.hvd.LocalSGD(3), (1.0, 0.0)
-    else:
-        callback, outer = kit.hvd.DiLoCo(3, outer_learning_rate=0.5, outer_momentum=0.8), (0.5, 0.8)
+        return kit.hvd.LocalSGD(3), (1.0, 0.0)
+    return kit.hvd.DiLoCo(3, outer_learning_rate=0.5, outer_momentum=0.8), (0.5, 0.8)
+
+
+def fit(kit, model, *callbacks):
     x, y = data(kit.hvd.rank())
     model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0,
-              callbacks=[kit.hvd.callbacks.BroadcastGlobalVariablesCallback(0), callback])
-    for mine, theirs in zip(model.get_weights(), expected(kit, 3, *outer)):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+              callbacks=[kit.hvd.callbacks.BroadcastGlobalVariablesCallback(0), *callbacks])
+
+
+@pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
+def check_fit_and_that_of_another_model(kind):
+    kit = Kit()
+    callback, outer = callback_of(kit, kind)
+    for _ in range(2):
+        model = model_of(kit)
+        fit(kit, model, callback)
+        for mine, theirs in zip(model.get_weights(), expected(kit, 3, *outer)):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+        kit.hvd.check_weights(model)
+
+
+@pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
+def check_a_layer_that_is_trained_in_some_fits(kind):
+    kit = Kit()
+    model, (callback, _) = model_of(kit), callback_of(kit, kind)
+    layer = model.layers[0]
+    for trainable in (False, True, False):
+        before = layer.get_weights()
+        layer.trainable = trainable
+        model.compile(optimizer=kit.keras.optimizers.SGD(0.1), loss="mse")
+        fit(kit, model, callback)
+        kit.hvd.check_weights(model)
+        assert (layer.get_weights()[0] == before[0]).all() != trainable
+
+
+@pytest.mark.filterwarnings("ignore:.*trainable")
+def check_a_layer_is_frozen_when_the_model_is_compiled():
+    kit = Kit()
+    model, (callback, _) = model_of(kit), callback_of(kit, "LocalSGD")
+    for trainable in (True, False):
+        model.layers[0].trainable = trainable
+        fit(kit, model, callback)
+    model.layers[0].trainable = True
     kit.hvd.check_weights(model)
+
+
+def check_a_fit_after_one_that_has_failed():
+    kit = Kit()
+    callback = kit.hvd.LocalSGD(3, delay=2)
+
+    def fail(batch):
+        if batch == 3:  # what was sent a batch before is on its way
+            raise KeyError("a failure")
+    with pytest.raises(KeyError):
+        fit(kit, model_of(kit), callback, telling(kit, fail))
+    model = model_of(kit)
+    fit(kit, model, callback)
+    kit.hvd.check_weights(model)
+    lightcc.numpy.join()
 
 
 def check_a_join_waits_for_the_end_of_fit():

@@ -169,6 +169,45 @@ def check_another_epoch_begins_with_the_variables_as_they_are():
         np.testing.assert_allclose(value, committed, rtol=1e-12)
 
 
+def check_others_begin_anew():
+    exchange = diloco(3, delay=2)
+    held = Held(moved(0, 0))
+    held.start(exchange)
+    for step in range(4):  # the exchange of step 3 is on its way
+        held.move(step)
+        exchange.after_step()
+    (handle,) = exchange._handles[0]
+    exchange.forget()
+    with pytest.raises(ValueError, match="unknown handle"):
+        hvd.poll(handle)
+    hvd.join()  # is refused no more
+    others = Held([np.ones(3), np.array(2.0)])
+    others.start(exchange)
+    for _ in range(5):
+        exchange.after_step()
+    exchange.now()
+    for value, first in zip(others.values, (np.ones(3), 2.0)):
+        np.testing.assert_array_equal(value, first)  # nothing of the first ones' momentum
+
+
+def check_others_get_nothing_that_compression_has_left_behind():
+    begin(1)
+    try:
+        exchange = diloco(1, compression=TopK(0.05))
+        for moves in (True, False):
+            held = Held([np.zeros(shape, np.float32) for shape in SHAPES.values()])
+            held.labels = list(SHAPES)
+            held.start(exchange)
+            for i, name in enumerate(SHAPES):
+                held.values[i] -= moves * gradient(name, 0)
+            exchange.after_step()
+            assert all(value.any() == moves for value in held.values)
+            exchange.forget()
+    finally:
+        end()
+        hvd.init()
+
+
 @pytest.mark.parametrize("kind", ("LocalSGD", "DiLoCo"))
 def check_a_join_is_refused_before_the_end(kind):
     exchange = arrays.local_sgd("hvd.LocalSGD", 2) if kind == "LocalSGD" else diloco(2, what="hvd.DiLoCo")
