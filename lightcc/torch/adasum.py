@@ -11,7 +11,8 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 
-from lightcc.torch import slots
+from lightcc.torch import grad_scaler, slots
+from lightcc.torch.delayed_slots import values_of
 from lightcc.torch.gradient import Gradient
 from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.optimizer import _DistributedOptimizer
@@ -136,3 +137,17 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
 
     def _ready(self, gradient: Gradient) -> None:
         pass
+
+    def _before_grad_scaler(self, optimizer) -> None:
+        """Gradients are this rank's own, so the ranks agree first: if some rank's are not finite, all ranks leave the
+        step out and have the same scale afterwards."""
+        if self._reducer is None or (self._synchronized and not self._waiting()) or not any(
+                id(p) in self._tracked for group in optimizer.param_groups for p in group["params"]):
+            return
+        mine = [p.grad for p in self._gradients if p.grad is not None]
+        with torch.no_grad():
+            if not grad_scaler.finite_everywhere(map(values_of, mine), [self._process_set], "lightcc.adasum.scaler"):
+                for grad in mine:
+                    values_of(grad).mul_(float("inf"))
+        self.synchronize()
+        self._synchronized = True  # step() after unscale_() need not ask again

@@ -153,6 +153,31 @@ def check_gradients_may_be_clipped_before_step():
     simulated.expect(model)
 
 
+@pytest.mark.parametrize("clipped", [False, True], ids=["", "unscaled and clipped"])
+@pytest.mark.parametrize("set_to_none", [False, True])
+def check_a_grad_scaler_leaves_the_same_steps_out_on_all_ranks(clipped, set_to_none):
+    """A step that overflows on one rank; one more in the step after it, on another rank."""
+    model, simulated = make_model(), Simulated("SGD")
+    optimizer = hvd.DistributedOptimizer(PLAIN["SGD"](model.parameters()), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    overflows = {1: hvd.size() - 1, 2: 0}
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = my_loss(model, step)
+        if overflows.get(step) == hvd.rank():
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        if clipped:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e3)
+        scaler.step(optimizer)
+        scaler.update()
+        if step not in overflows:
+            simulated.step(step)
+        simulated.expect(model)
+    assert scaler.get_scale() == 256.0
+
+
 def check_skip_synchronize_and_zero_grad():
     model = make_model()
     optimizer = hvd.DistributedOptimizer(PLAIN["SGD"](model.parameters()), op=hvd.Adasum)
