@@ -77,11 +77,28 @@ def _broadcast(op, grad):
 
 @tf.RegisterGradient("HorovodAlltoall")
 def _alltoall(op, grad, _):
-    """The alltoall that sends the rows back; rows that were not sent have none."""
-    back, _ = mpi_ops.alltoall(grad, op.outputs[1], **_same(op))
-    unsent = tf.shape(op.inputs[0])[0] - tf.shape(back)[0]
-    padding = tf.pad([[0, unsent]], [[0, tf.rank(back) - 1], [0, 0]])
-    return tf.pad(back, padding), None, None
+    """The alltoall that sends the rows back; rows that were not sent, or went to a rank that has joined, have none."""
+    back, came = mpi_ops.alltoall(grad, op.outputs[1], **_same(op))
+
+    def parts(rows):
+        size, splits = _size(op), op.inputs[1]  # which are empty for equal parts
+        return came, tf.concat([splits, tf.fill([size - tf.size(splits)], rows // size)], 0)
+    return _in_place(back, op.inputs[0], parts), None, None
+
+
+def _size(op):
+    return mpi_ops.size_op(op.get_attr("process_set_id"))
+
+
+def _in_place(rows, tensor, parts):
+    """These rows where they belong in a gradient of the tensor; zeros where none came. parts(the tensor's rows): how
+    many came of each rank, all of its rows or none, and how many it has. It is called if some did not come."""
+    shape = tf.shape(tensor, tf.int64)
+
+    def spread():
+        came, of_ranks = parts(tf.shape(tensor)[0])
+        return tf.scatter_nd(tf.where(tf.repeat(came > 0, of_ranks)), rows, shape)
+    return tf.cond(tf.equal(tf.shape(rows, tf.int64)[0], shape[0]), lambda: rows, spread)
 
 
 def _scattered(op, grad):
@@ -91,19 +108,28 @@ def _scattered(op, grad):
         raise LookupError("reducescatter has a gradient for Sum and Average only; give it tf.stop_gradient(tensor).")
     factor = _factor(op, "prescale_factor") * _factor(op, "postscale_factor")
     if reduction == mpi_ops.Sum:
-        grad *= tf.cast(mpi_ops.size_op(op.get_attr("process_set_id")), grad.dtype)
+        grad *= tf.cast(_size(op), grad.dtype)
     return grad * tf.cast(factor, grad.dtype)
 
 
 @tf.RegisterGradient("HorovodReducescatter")
 def _reducescatter(op, grad):
-    """The allgather of the gradients."""
-    return mpi_ops.allgather(_scattered(op, grad), **_same(op)), None
+    """The allgather of the gradients; zeros for ranks that have joined."""
+    return _parts_in_place(op, mpi_ops.allgather(_scattered(op, grad), **_same(op)), op.inputs[0]), None
 
 
 @tf.RegisterGradient("HorovodGroupedReducescatter")
 def _grouped_reducescatter(op, *grads):
-    return (*mpi_ops.grouped_allgather([_scattered(op, grad) for grad in grads], **_same(op)), None)
+    gathered = mpi_ops.grouped_allgather([_scattered(op, grad) for grad in grads], **_same(op))
+    return (*(_parts_in_place(op, rows, tensor) for rows, tensor in zip(gathered, op.inputs)), None)
+
+
+def _parts_in_place(op, gathered, tensor):
+    def parts(rows):
+        size = _size(op)
+        _, there = mpi_ops.alltoall(tf.zeros([size]), tf.ones([size], tf.int32), **_same(op))  # joined ranks send none
+        return there, rows // size + tf.cast(tf.range(size) < rows % size, tf.int32)
+    return _in_place(gathered, tensor, parts)
 
 
 for _number in ("Token", "Join", "Rank", "LocalRank", "Size", "LocalSize", "ProcessSetIncluded"):

@@ -241,15 +241,17 @@ class HorovodAlltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, splits, name, process_set: ProcessSet):
         output, received = ops.synchronize(ops.alltoall_async(tensor, splits, name, process_set))
+        size = process_set.size()
+        ctx.sent = [tensor.shape[0] // size] * size if splits is None else \
+            splits.tolist() if hasattr(splits, "tolist") else list(splits)
         ctx.rows, ctx.received, ctx.process_set = tensor.shape[0], received, process_set
         ctx.mark_non_differentiable(received)
         return output, received
 
     @staticmethod
     def backward(ctx, grad_output, *dead_gradients):
-        grad, _ = alltoall(grad_output.contiguous(), ctx.received, process_set=ctx.process_set)
-        unsent = ctx.rows - grad.shape[0]
-        return torch.cat([grad, grad.new_zeros(unsent, *grad.shape[1:])]) if unsent else grad, None, None, None
+        grad, came = alltoall(grad_output.contiguous(), ctx.received, process_set=ctx.process_set)
+        return _in_place(grad, came.tolist(), ctx.sent, ctx.rows), None, None, None
 
 
 class HorovodReducescatter(torch.autograd.Function):
@@ -258,13 +260,13 @@ class HorovodReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
         ctx.factor = _reducescatter_factor(op, process_set, prescale_factor, postscale_factor)
-        ctx.process_set = process_set
+        ctx.rows, ctx.process_set = tensor.shape[0], process_set
         return ops.reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor)
 
     @staticmethod
     def backward(ctx, grad_output):
         grad = allgather((grad_output * ctx.factor).contiguous(), process_set=ctx.process_set)
-        return grad, None, None, None, None, None
+        return _parts_in_place([grad], [ctx.rows], ctx.process_set)[0], None, None, None, None, None
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
@@ -273,21 +275,47 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
         ctx.factor = _reducescatter_factor(op, process_set, prescale_factor, postscale_factor)
-        ctx.process_set = process_set
+        ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
         return tuple(ops.grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor))
 
     @staticmethod
     def backward(ctx, *grad_output):
         grads = grouped_allgather([(grad * ctx.factor).contiguous() for grad in grad_output],
                                              process_set=ctx.process_set)
-        return (None, None, None, None, None, *grads)
+        return (None, None, None, None, None, *_parts_in_place(grads, ctx.rows, ctx.process_set))
 
 
 def _own_rows(tensors, rows, process_set):
     """The rows of each gathered tensor that came from this rank; `rows` says how many."""
-    counts = ops.allgather(torch.tensor(list(rows), device="cpu"), None, process_set).view(-1, len(tensors))
-    before = counts[:process_set.rank()].sum(0).tolist()
+    me = process_set.rank()
+    counts = ops.allgather(torch.tensor([[me, *rows]], device="cpu"), None, process_set)  # ranks that joined send none
+    before = counts[counts[:, 0] < me, 1:].sum(0).tolist()
     return [tensor[first:first + count] for tensor, first, count in zip(tensors, before, rows)]
+
+
+def _parts_in_place(gathered, rows, process_set):
+    """Parts of tensors of so many rows, gathered from the ranks that reducescatter cuts them for; zeros for ranks that
+    have joined."""
+    if all(tensor.shape[0] == count for tensor, count in zip(gathered, rows)):
+        return gathered  # on all ranks alike
+    size = process_set.size()
+    _, there = ops.alltoall(torch.zeros(size, device="cpu"), [1] * size, None, process_set)  # joined ranks send none
+    results = []
+    for tensor, count in zip(gathered, rows):
+        of_ranks = [count // size + (rank < count % size) for rank in range(size)]
+        results.append(_in_place(tensor, [part * is_there for part, is_there in zip(of_ranks, there.tolist())],
+                                 of_ranks, count))
+    return results
+
+
+def _in_place(tensor, came, of_ranks, rows):
+    """A tensor of so many rows whose first ones are of the ranks in turn; zeros where none came. came: how many rows
+    of `tensor` are of each rank, either all of them or none."""
+    if tensor.shape[0] == rows:
+        return tensor
+    parts = [part if len(part) == count else tensor.new_zeros(count, *tensor.shape[1:])
+             for part, count in zip(tensor.split(came), of_ranks)]
+    return torch.cat([*parts, tensor.new_zeros(rows - sum(of_ranks), *tensor.shape[1:])])
 
 
 def _reducescatter_factor(op, process_set, prescale_factor, postscale_factor) -> float:

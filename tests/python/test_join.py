@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_gradients import expect, full
 from test_termination import Ranks, errors_of
 
 import ranks
@@ -144,6 +145,69 @@ def check_objects(framework, backwards):
     for _, present in uneven.rounds():
         assert hvd.allgather_object({"rank": hvd.rank()}) == [{"rank": rank} for rank in present]
         assert hvd.broadcast_object(hvd.rank(), present[0]) == present[0]
+    uneven.join()
+
+
+# Gradients
+
+@pytest.fixture(params=[0, 1])
+def some(request, job):
+    """A set with all ranks, or with all but rank 0, which has other numbers in it."""
+    if not request.param or job.size() == 1:
+        yield job.global_process_set
+        return
+    process_set = job.add_process_set(range(1, job.size()))
+    yield process_set
+    assert job.remove_process_set(process_set)
+
+
+def rounds_of(some, uneven):
+    """(this rank's number in the set, numbers of those that have data, the size of the set), where it is one."""
+    for _, present in uneven.rounds():
+        if some.included():
+            yield some.rank(), [i for i, rank in enumerate(some.ranks) if rank in present], some.size()
+        uneven.hvd.barrier()
+
+
+def check_gradients_of_reductions_and_broadcast(differentiable, backwards, some):
+    hvd, uneven = differentiable.hvd, Uneven(differentiable.hvd, backwards)
+    for me, present, size in rounds_of(some, uneven):
+        total = sum(1.0 + i for i in present)
+        for op, factor in ("Sum", 1), ("Average", 1 / size):
+            expect(differentiable, lambda hvd, x: [hvd.allreduce(x, op=getattr(hvd, op), process_set=some)], [3],
+                   [full(3, 1 + me)], [full(3, total * factor)])
+        root = present[-1]
+        expect(differentiable, lambda hvd, x: [hvd.broadcast(x, some.ranks[root], process_set=some)], [3],
+               [full(3, 1 + me)], [full(3, total / size if me == root else 0)])
+        for op, factor in ("Sum", size), ("Average", 1):
+            of_ranks = [2] + [1] * (size - 1)
+            values = np.concatenate([full((rows, 2), (1 + i) * factor if i in present else 0)
+                                     for i, rows in enumerate(of_ranks)])
+            how = {"op": getattr(hvd, op), "process_set": some}
+            above = full((of_ranks[me], 2), 1 + me)
+            expect(differentiable, lambda hvd, x: [hvd.reducescatter(x, **how)], [(size + 1, 2)], [above], [values])
+            expect(differentiable, lambda hvd, x, y: hvd.grouped_reducescatter([x, y], **how), [(size + 1, 2)] * 2,
+                   [above, -above], [values, -values])
+    uneven.join()
+
+
+def check_gradients_of_movement(differentiable, backwards, some):
+    uneven = Uneven(differentiable.hvd, backwards)
+    for me, present, size in rounds_of(some, uneven):
+        ramp = np.arange(sum(1.0 + i for i in present))  # a number for each row
+        mean = ramp * sum(1.0 + i for i in present) / size
+        mine = np.split(mean, np.cumsum([1 + i for i in present])[:-1])[present.index(me)]
+        expect(differentiable, lambda hvd, x: [hvd.allgather(x, process_set=some)], [1 + me], [ramp * (1 + me)], [mine])
+        expect(differentiable, lambda hvd, x, y: hvd.grouped_allgather([x, y], process_set=some), [1 + me] * 2,
+               [ramp * (1 + me), -2 * ramp * (1 + me)], [mine, -2 * mine])
+        expect(differentiable, lambda hvd, x: [hvd.alltoall(x, process_set=some)], [(2 * size, 2)],
+               [np.concatenate([full((2, 2), 10 * i + me + 1) for i in present])],
+               [np.concatenate([full((2, 2), (10 * me + i + 1) * (i in present)) for i in range(size)])])
+        expect(differentiable, lambda hvd, x: [hvd.alltoall(x, [*range(size)], process_set=some)[0]],
+               [(size * (size + 1) // 2, 2)],  # more rows than are sent
+               [np.concatenate([full((me, 2), 10 * i + me + 1) for i in present])],
+               [np.concatenate([full((i, 2), (10 * me + i + 1) * (i in present)) for i in range(size)]
+                               + [full((size, 2), 0)])])
     uneven.join()
 
 
