@@ -30,7 +30,7 @@ class DeltaReducer(GradientReducer):
         for gradient in self.gradients:
             parameter = gradient.parameter
             start = self._starts.get(parameter)
-            if start is None or slots.form_of(start) != slots.form_of(parameter):
+            if start is None or _form_of(start) != _form_of(parameter):
                 self._starts[parameter] = parameter.detach().clone()
             else:
                 start.copy_(parameter)
@@ -42,6 +42,9 @@ class DeltaReducer(GradientReducer):
 
     def settle(self, sparse_dims_of_none: int) -> None:
         """What a step has changed is dense."""
+
+    def _dtype_of(self, parameter: torch.Tensor) -> torch.dtype:
+        return parameter.dtype
 
     def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
         return False
@@ -151,3 +154,7 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
                     values_of(grad).mul_(float("inf"))
         self.synchronize()
         self._synchronized = True  # step() after unscale_() need not ask again
+
+
+def _form_of(parameter: torch.Tensor) -> Tuple[torch.dtype, torch.Size, torch.device]:
+    return parameter.dtype, parameter.shape, slots.device_of(parameter)

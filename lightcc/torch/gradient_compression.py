@@ -16,6 +16,7 @@ from lightcc.compress.codec import Codec, reduction, stats
 from lightcc.compress.compressors import CoreCompressor
 from lightcc.core import lib
 from lightcc.core.process_sets import ProcessSet
+from lightcc.torch import slots
 from lightcc.torch.gradient import Gradient
 
 _logger = logging.getLogger("lightcc")
@@ -48,7 +49,7 @@ class GradientCompression:
 
     def _why_not(self, gradient: Gradient) -> str:
         parameter = gradient.parameter
-        dtype = str(parameter.dtype).rpartition(".")[2]
+        dtype = str(slots.gradient_dtype(parameter)).rpartition(".")[2]
         return self._compression.why_dense(gradient.given_name, parameter.shape, dtype, parameter)
 
     def parts_of(self, name: str, members: Sequence[Gradient]) -> Iterator[Tuple[str, List[Gradient]]]:

@@ -207,7 +207,7 @@ class GradientReducer:
 
     def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Starts the reduction of a gradient whose form is settled as sparse."""
-        grad = sparse.in_form(grad, gradient.sparse_dims, gradient.parameter)
+        grad = sparse.in_form(grad, gradient.sparse_dims, gradient.parameter, slots.gradient_dtype(gradient.parameter))
         if self._casts:
             grad = sparse.with_values(grad, self._compression.compress(grad._values())[0])
         self._gathers.append((gradient, sparse.gather_async(grad, gradient.name, self._process_set)))
@@ -228,7 +228,8 @@ class GradientReducer:
         found = {g.parameter: (lambda wait=wait: self._averaged(wait())) for g, wait in waits.items()}
         found.update((g.parameter, self._seen.handle_of(g)) for g in self.gradients if g.sent and g not in waits)
         none = self._compression is Compression.none
-        return {g.parameter: (found[g.parameter], None if none else g.parameter.dtype if self._casts else g.context)
+        return {g.parameter: (found[g.parameter], None if none else slots.gradient_dtype(g.parameter) if self._casts
+                else g.context)
                 for g in self.gradients if found.get(g.parameter)}
 
     def finish(self, grad_scaler: bool = False) -> None:
@@ -346,7 +347,12 @@ class GradientReducer:
         return large and gradient.group is None and not self._sparse_as_dense
 
     def _wire_form(self, gradient: Gradient) -> torch.Tensor:
-        return slots.wire_form(gradient.given_name, gradient.parameter, self._compression, self._casts)
+        return slots.wire_form(gradient.given_name, gradient.parameter, self._dtype_of(gradient.parameter),
+                               self._compression, self._casts)
+
+    def _dtype_of(self, parameter: torch.Tensor) -> torch.dtype:
+        """That of what is reduced."""
+        return slots.gradient_dtype(parameter)
 
     def _make_slab(self, entries: Sequence[Tuple[Gradient, torch.Tensor]]) -> None:
         made = slots.in_one_slab([form for _, form in entries], self._device)
@@ -420,8 +426,8 @@ class GradientReducer:
     def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Makes the slot what this rank sends, whatever form its gradient has."""
         self._fit(gradient)
-        if grad is None and not self._casts:
-            grad = torch.zeros_like(gradient.parameter)  # decompress needs a context of this step
+        if grad is None and not self._casts:  # decompress needs a context of this step
+            grad = torch.zeros_like(gradient.parameter, dtype=slots.gradient_dtype(gradient.parameter))
         if grad is None:
             gradient.slot.zero_()
             return
@@ -447,7 +453,7 @@ class GradientReducer:
             result, gradient.gathered = gradient.gathered, None
             parameter = gradient.parameter
             if parameter.requires_grad:
-                result = sparse.with_values(result, result._values().to(parameter.dtype))
+                result = sparse.with_values(result, result._values().to(slots.gradient_dtype(parameter)))
                 parameter.grad = self._averaged(result)
 
     def _averaged(self, total: torch.Tensor) -> torch.Tensor:
@@ -461,14 +467,14 @@ class GradientReducer:
         if gradient.sparse_dims:
             where, gradient.gathered = gradient.gathered, None
             whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
-            parameter.grad = sparse.at_places(whole.detach(), where, parameter.dtype)
+            parameter.grad = sparse.at_places(whole.detach(), where, slots.gradient_dtype(parameter))
         elif is_part(grad):
             whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
             grad.data.copy_(whole)  # .data: not counted as a change of others that are parts of the same memory
         elif not self._casts:
             parameter.grad = self._compression.decompress(slot, gradient.context).detach()  # the slot may be a view
         elif grad is None or grad.requires_grad or grad.layout is not _strided:
-            parameter.grad = slot.detach().to(parameter.dtype)
+            parameter.grad = slot.detach().to(slots.gradient_dtype(parameter))
         elif slot.dtype != grad.dtype:
             grad.copy_(slot)
         else:

@@ -50,6 +50,9 @@ class FragmentReducer(GradientReducer):
     def _put_into_slot(self, gradient: Gradient) -> None:
         raise NotImplementedError
 
+    def _dtype_of(self, parameter: torch.Tensor) -> torch.dtype:
+        return parameter.dtype
+
     def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
         return False
 

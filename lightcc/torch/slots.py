@@ -17,16 +17,27 @@ class Slot(NamedTuple):
     bytes: int
 
 
-def wire_form(name: str, parameter: torch.Tensor, compression, casts: bool) -> torch.Tensor:
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype of p.grad: that of the parameter, unless the program has set another one (p.grad_dtype of newer
+    PyTorch).
+
+    >>> gradient_dtype(torch.ones(1))
+    torch.float32
+    """
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def wire_form(name: str, parameter: torch.Tensor, dtype: torch.dtype, compression, casts: bool) -> torch.Tensor:
     """A tensor without memory, of the dtype, shape and layout in which the gradient of a parameter travels.
 
-    casts: the compression only changes the dtype. ValueError if such a gradient cannot be reduced.
+    dtype: of the gradient. casts: the compression only changes the dtype. ValueError if such a gradient cannot be
+    reduced.
     """
     if device_of(parameter).type not in ("cpu", "cuda"):
         raise ValueError(f"Parameter {name} is on {parameter.device}; this version of lightcc works on CPU and CUDA "
                          "tensors.")
     with torch.no_grad():
-        example = torch.zeros_like(parameter, device="meta" if casts else None)  # keeps any dense layout
+        example = torch.zeros_like(parameter, dtype=dtype, device="meta" if casts else None)  # keeps any dense layout
         form = torch.empty_like(compression.compress(example)[0], device="meta")
     try:
         adapter_of(form).describe(torch.empty(0, dtype=form.dtype, device="cpu"))
@@ -45,9 +56,9 @@ def new_slab(count: int, device: torch.device) -> torch.Tensor:
     return torch.empty(count, dtype=torch.uint8, device=device)
 
 
-def form_of(parameter: torch.Tensor) -> Tuple[torch.dtype, torch.Size, torch.device]:
+def form_of(parameter: torch.Tensor) -> Tuple[torch.dtype, torch.dtype, torch.Size, torch.device]:
     """What a slot must fit: it is made anew when the parameter has changed in this."""
-    return parameter.dtype, parameter.shape, device_of(parameter)
+    return parameter.dtype, gradient_dtype(parameter), parameter.shape, device_of(parameter)
 
 
 def in_one_slab(forms: Sequence[torch.Tensor], device: torch.device) -> List[Slot]:

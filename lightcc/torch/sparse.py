@@ -150,11 +150,13 @@ def form_of(grad: Optional[torch.Tensor]) -> Tuple[bool, int]:
     return (False, grad.sparse_dim()) if grad.layout is torch.sparse_coo else (True, 0)
 
 
-def in_form(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor) -> torch.Tensor:
-    """A gradient of any form with so many sparse dimensions; no entries if there is none."""
+def in_form(grad: Optional[torch.Tensor], dimensions: int, like: torch.Tensor,
+            dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+    """A gradient of any form with so many sparse dimensions; no entries, of this dtype or that of like, if there is
+    none."""
     if grad is None:
         return valid(torch.empty(dimensions, 0, dtype=torch.int64, device=like.device),
-                     like.new_empty(0, *like.shape[dimensions:]), like.shape)
+                     like.new_empty(0, *like.shape[dimensions:], dtype=dtype), like.shape)
     grad = grad.detach()
     if form_of(grad) == (False, dimensions):
         return grad

@@ -221,6 +221,51 @@ def check_precision_of_parameters_that_became_doubles():
     assert (parameter.grad == value).all()
 
 
+class InFloat32(torch.autograd.Function):
+    """Has a float32 gradient, whatever its input is."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.float()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Doubled:
+    """A user's compressor."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor * 2, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor / 2
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this PyTorch has gradients of one dtype alone")
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"compression": Doubled}], ids=["plain", "group", "own"])
+def check_gradients_of_another_dtype_than_their_parameters(options):
+    """Float32 gradients of bfloat16 parameters; one parameter has none but on one rank."""
+    everywhere, on_one = parameters = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)]
+    for p in parameters:
+        p.grad_dtype = torch.float32
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), op=hvd.Sum, **options)
+    value = 1 + 2.0 ** -20
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = InFloat32.apply(everywhere).mul(value).sum()
+        if hvd.rank() == 0:
+            loss = loss + InFloat32.apply(on_one).mul(value).sum()
+        loss.backward()
+        optimizer.synchronize()
+        assert on_one.grad.dtype == everywhere.grad.dtype == torch.float32
+        assert on_one.grad.tolist() == [value] * 3
+        torch.testing.assert_close(everywhere.grad, torch.full((3,), value * hvd.size()), rtol=1e-7, atol=0)
+
+
 def check_gradients_set_to_none_and_replaced():
     model, reference = make_model(), make_model()
     optimizer, plain = hvd.DistributedOptimizer(sgd(model)), sgd(reference)
