@@ -472,7 +472,8 @@ class GradientReducer:
             whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
             grad.data.copy_(whole)  # .data: not counted as a change of others that are parts of the same memory
         elif not self._casts:
-            parameter.grad = self._compression.decompress(slot, gradient.context).detach()  # the slot may be a view
+            whole = self._compression.decompress(slot, gradient.context).detach()  # the slot may be a view
+            parameter.grad = whole.clone() if whole.data_ptr() == gradient.address else whole
         elif grad is None or grad.requires_grad or grad.layout is not _strided:
             parameter.grad = slot.detach().to(slots.gradient_dtype(parameter))
         elif slot.dtype != grad.dtype:

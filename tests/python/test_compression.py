@@ -101,6 +101,26 @@ class Growing(Compressor):
         return tensor / ctx
 
 
+class InPlace(Compressor):
+    """decompress gives back the very tensor that it was given."""
+
+    def compress(self, tensor):
+        return tensor / 2, None
+
+    def decompress(self, tensor, ctx):
+        return tensor.mul_(2)
+
+
+def check_a_compressor_of_the_user_that_decompresses_in_place():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), compression=InPlace())
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.grad.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("groups", [None, 1])
 def check_a_compressor_of_the_user_where_a_rank_has_no_gradient(groups):
     """It is given zeros, so that what comes back is undone as in this step, from the first one on."""
