@@ -42,8 +42,10 @@ TEST_F(GpuCodec, GivesTheBitsOfTheCpu) {
           compare_step(engine, left, form, place, step, one.name);
           if (step % 3 == 0) compare_left(left, one.name);
         }
-        for (const auto& residual : left[std::string("gpu") + one.name + "1"]) EXPECT_EQ(residual->route(), CodecRoute::gpu);
-        for (const auto& residual : left[std::string("cpu") + one.name + "1"]) EXPECT_EQ(residual->route(), CodecRoute::host);
+        for (const auto& residual : left[std::string("gpu") + one.name + "1"])
+          EXPECT_EQ(residual->route(), CodecRoute::gpu);
+        for (const auto& residual : left[std::string("cpu") + one.name + "1"])
+          EXPECT_EQ(residual->route(), CodecRoute::host);
       }
     });
   }
