@@ -128,7 +128,8 @@ def is_part(grad: Optional[torch.Tensor]) -> bool:
     >>> is_part(flat[:2]), is_part(flat), is_part(None)
     (True, False, False)
     """
-    return grad is not None and grad._base is not None and grad.layout is torch.strided and not grad.requires_grad
+    return grad is not None and grad._base is not None and grad.layout is torch.strided and not grad.requires_grad \
+        and 0 not in grad.stride()  # expanded: it cannot be written to
 
 
 class Names:

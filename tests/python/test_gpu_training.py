@@ -56,7 +56,7 @@ def on_gpu(monkeypatch, double, device):
             return tensor
         made = gpu_frameworks.new_tensor(torch, double, device, tensor.shape, tensor.dtype)
         double.read(device, 0, np.empty(0))  # the stream may still read what was there before
-        made = made.as_strided(tensor.shape, tensor.stride())
+        made = made.as_strided(tensor.shape, tensor.stride()).data  # a tensor of its own, as autograd makes them
         made.copy_(tensor.detach())
         return made
 
@@ -123,7 +123,7 @@ LAYOUTS = {
 def check_a_gradient_of_any_layout_reaches_its_slot(job, on_gpu, layout):
     import lightcc.torch as hvd
     values = torch.arange(1.0, 16).view(5, 3)
-    grad = LAYOUTS[layout](on_gpu, values)
+    grad = LAYOUTS[layout](on_gpu, values).data  # a tensor of its own, as autograd makes them
     expected = grad.tolist()
     parameter = torch.nn.Parameter(on_gpu(torch.zeros(grad.shape)))
     parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", grad))

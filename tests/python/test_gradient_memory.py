@@ -172,6 +172,17 @@ class Halved:
         return tensor.mul_(2)
 
 
+def check_an_expanded_gradient_of_the_program_is_replaced():
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", torch.tensor([2.0]).expand(3)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    for step in (1, 2):
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+        assert parameter.grad.tolist() == [2, 2, 2] and parameter.tolist() == [-2 * step] * 3
+
+
 def flat_gradients(parameters):
     """One buffer for all gradients."""
     parameters = list(parameters)
