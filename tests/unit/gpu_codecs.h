@@ -1,7 +1,9 @@
 // Compressed all-reduces of tensors of GPUs that are doubles (gpus.h), beside the same ones of tensors of the CPU.
 #pragma once
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <random>
 
 #include "device/float32.h"
@@ -153,6 +155,93 @@ class GpuCodec : public GpuTest {
   }
   void compare_left(const Left& left, const std::string& what = "") {
     expect_equal(left_behind(left, "gpu" + what), left_behind(left, "cpu" + what), what);
+  }
+
+  // As a framework's allocator does it, when the program has heard that the exchange is done: before the GPU has run
+  // it.
+  void expect_tensors_are_freed_in_the_order_of_their_stream(const std::vector<int>& hosts) {
+    Ranks ranks(hosts, config_);
+    const CudaFunctions& functions = CudaDouble::functions();
+    ranks.each([&](Engine& engine, int rank) {
+      void* stream = stream_of(rank);
+      for (int again = 0; again < 5; ++again) {
+        void* memory = nullptr;
+        check_cuda(functions.allocate(rank, stream, 40'000 * sizeof(float), &memory), "allocating", rank);
+        cuda_.fill(rank, stream, static_cast<float*>(memory), 40'000, 1);
+        RequestForm form(Kind::allreduce, "x");
+        form.add_tensor({DType::float32, {40'000}}, memory, memory);
+        form.what.codec = kInt8;
+        form.what.device = DeviceKind::cuda;
+        form.place = {DeviceKind::cuda, rank, stream};
+        form.residuals = {std::make_shared<Residual>()};
+        done(engine, std::make_shared<Request>(std::move(form)));
+        check_cuda(functions.release(rank, stream, memory), "releasing", rank);
+      }
+      cuda_.synchronize(rank, stream);
+    });
+    EXPECT_GT(cuda_.calls("encode"), 0u);
+  }
+
+  void expect_tensors_of_the_host_and_of_gpus_do_not_mix(const std::vector<int>& hosts) {
+    Ranks ranks(hosts, config_);
+    ranks.each([&](Engine& engine, int rank) {
+      Left left;
+      step_of(engine, left, {}, rank == 0 ? gpu(0) : DevicePlace{}, 0, "x", Code::mismatch);
+      compare_step(engine, left, {}, gpu(rank), 1);
+    });
+  }
+
+  // As a checkpoint does it (api/codecs.cc), on other hosts than before.
+  void expect_what_was_saved_is_taken_in(const std::vector<int>& before, const std::vector<int>& after,
+                                         CodecRoute route) {
+    std::map<std::string, std::vector<SavedPart>> saved;  // of all ranks'
+    std::mutex mutex;
+    const Form form{{CodecKind::topk, DType::float32, 0.05, 0.5}, DType::float32, {{3000}}};
+    {
+      Ranks ranks(before, config_);
+      ranks.each([&](Engine& engine, int rank) {
+        Left left;
+        for (int step = 0; step < 3; ++step) compare_step(engine, left, form, gpu(rank), step);
+        for (const auto& [name, residuals] : left) {
+          const HeldResidual held(residuals[0]);
+          for (const bool velocity : {false, true}) {
+            Floats room;
+            const ResidualPiece& piece = held->pieces()[0];
+            std::lock_guard lock(mutex);
+            saved[name].push_back({velocity, held->node(), piece.first, values_of(piece, velocity, &room)});
+          }
+        }
+      });
+    }
+    for (auto& [name, parts] : saved)  // the sum has an order
+      std::ranges::stable_sort(parts, {}, [](const SavedPart& part) { return std::pair(part.node, part.first); });
+    for (const bool is_known : {false, true}) {  // whether there is something on the GPU when it is loaded
+      Ranks ranks(after, config_);
+      ranks.each([&](Engine& engine, int rank) {
+        Left left;
+        if (is_known) compare_step(engine, left, form, gpu(rank), 9);
+        for (const auto& [name, parts] : saved) {
+          if (!left.contains(name)) left[name] = {std::make_shared<Residual>()};
+          const HeldResidual held(left[name][0]);
+          for (const SavedPart& part : parts) held->add_saved(3000, part);
+        }
+        for (int step = 0; step < 3; ++step) compare_step(engine, left, form, gpu(rank), step);
+        compare_left(left);
+        expect_route(left, route);
+      });
+    }
+  }
+
+  // Of all tensors that have elements.
+  static void expect_route(const Left& left, CodecRoute route, const std::string& prefix = "gpu") {
+    int exchanged = 0;
+    for (const auto& [name, residuals] : left)
+      for (const auto& residual : residuals) {
+        if (!name.starts_with(prefix) || residual->elements() == 0) continue;
+        EXPECT_STREQ(name_of(residual->route()), name_of(route)) << name;
+        ++exchanged;
+      }
+    EXPECT_GT(exchanged, 0);
   }
 
   std::function<Floats(int step, int rank, size_t tensor, size_t count)> values_ = gradient;

@@ -10,17 +10,6 @@ class NcclCodec : public GpuCodec {
     config_.nccl = true;
     nccl_.set_kernels(2);
   }
-  // Of all tensors that have elements.
-  static void expect_route(const Left& left, CodecRoute route, const std::string& prefix = "gpu") {
-    int exchanged = 0;
-    for (const auto& [name, residuals] : left)
-      for (const auto& residual : residuals) {
-        if (!name.starts_with(prefix) || residual->elements() == 0) continue;
-        EXPECT_STREQ(name_of(residual->route()), name_of(route)) << name;
-        ++exchanged;
-      }
-    EXPECT_GT(exchanged, 0);
-  }
   // Of three and more ranks a host: small multiples of 1/4, whose sums have the same bits in each order.
   static Floats quarters(int step, int rank, size_t tensor, size_t count) {
     Floats values = gradient(step, rank, tensor, count);

@@ -142,44 +142,7 @@ TEST_F(GpuCodec, WhatIsLeftBehindGoesWithItsTensor) {
   }
 }
 
-// As a checkpoint does it (api/codecs.cc), on other hosts than before.
-TEST_F(GpuCodec, WhatWasSavedIsTakenIn) {
-  std::map<std::string, std::vector<SavedPart>> saved;  // of the GPU's, all ranks'
-  std::mutex mutex;
-  const Form form{{CodecKind::topk, DType::float32, 0.05, 0.5}, DType::float32, {{3000}}};
-  {
-    Ranks ranks(std::vector<int>{1, 1, 1}, config_);
-    ranks.each([&](Engine& engine, int rank) {
-      Left left;
-      for (int step = 0; step < 3; ++step) compare_step(engine, left, form, gpu(rank), step);
-      for (const auto& [name, residuals] : left) {
-        const HeldResidual held(residuals[0]);
-        for (const bool velocity : {false, true}) {
-          Floats room;
-          const ResidualPiece& piece = held->pieces()[0];
-          std::lock_guard lock(mutex);
-          saved[name].push_back({velocity, held->node(), piece.first, values_of(piece, velocity, &room)});
-        }
-      }
-    });
-  }
-  for (auto& [name, parts] : saved) std::ranges::stable_sort(parts, {}, &SavedPart::node);  // the sum has an order
-  for (const bool is_known : {false, true}) {  // whether there is something on the GPU when it is loaded
-    Ranks ranks(std::vector<int>{1, 1}, config_);
-    ranks.each([&](Engine& engine, int rank) {
-      Left left;
-      const DevicePlace place = gpu(rank);
-      if (is_known) compare_step(engine, left, form, place, 9);
-      for (const auto& [name, parts] : saved) {
-        if (!left.contains(name)) left[name] = {std::make_shared<Residual>()};
-        const HeldResidual held(left[name][0]);
-        for (const SavedPart& part : parts) held->add_saved(3000, part);
-      }
-      for (int step = 0; step < 3; ++step) compare_step(engine, left, form, place, step);
-      compare_left(left);
-    });
-  }
-}
+TEST_F(GpuCodec, WhatWasSavedIsTakenIn) { expect_what_was_saved_is_taken_in({1, 1, 1}, {1, 1}, CodecRoute::gpu); }
 
 // A checkpoint is read while gradients are on their way: each reading is whole, and no exchange is disturbed.
 TEST_F(GpuCodec, IsReadWhileItIsExchanged) {

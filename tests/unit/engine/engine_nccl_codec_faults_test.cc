@@ -126,37 +126,12 @@ TEST_F(NcclCodecFaults, ARankIsKilledBetweenEncodingAndExchange) {
   });
 }
 
-// As a framework's allocator does it, when the program has heard that the exchange is done: before the GPU has run it.
 TEST_F(NcclCodecFaults, ATensorIsFreedInTheOrderOfItsStream) {
-  Ranks ranks(std::vector<int>{2, 2}, config_);
-  const CudaFunctions& functions = CudaDouble::functions();
-  ranks.each([&](Engine& engine, int rank) {
-    void* stream = stream_of(rank);
-    for (int again = 0; again < 5; ++again) {
-      void* memory = nullptr;
-      check_cuda(functions.allocate(rank, stream, 40'000 * sizeof(float), &memory), "allocating", rank);
-      cuda_.fill(rank, stream, static_cast<float*>(memory), 40'000, 1);
-      RequestForm form(Kind::allreduce, "x");
-      form.add_tensor({DType::float32, {40'000}}, memory, memory);
-      form.what.codec = kInt8;
-      form.what.device = DeviceKind::cuda;
-      form.place = {DeviceKind::cuda, rank, stream};
-      form.residuals = {std::make_shared<Residual>()};
-      done(engine, std::make_shared<Request>(std::move(form)));
-      check_cuda(functions.release(rank, stream, memory), "releasing", rank);
-    }
-    cuda_.synchronize(rank, stream);
-  });
-  EXPECT_GT(cuda_.calls("encode"), 0u);
+  expect_tensors_are_freed_in_the_order_of_their_stream({2, 2});
 }
 
 TEST_F(NcclCodecFaults, TensorsOfTheHostAndOfGpusDoNotMix) {
-  Ranks ranks(std::vector<int>{2, 2}, config_);
-  ranks.each([&](Engine& engine, int rank) {
-    Left left;
-    step_of(engine, left, {}, rank == 0 ? gpu(0) : DevicePlace{}, 0, "x", Code::mismatch);
-    compare_step(engine, left, {}, gpu(rank), 1);
-  });
+  expect_tensors_of_the_host_and_of_gpus_do_not_mix({2, 2});
 }
 
 // Without order the double finds that an encoding runs beside what makes its gradient, that messages are exchanged
