@@ -51,9 +51,8 @@ WITH_TENSORFLOW = cd tests && LIGHTCC_TEST_FRAMEWORKS=tensorflow,tensorflow-func
   ../build/tensorflow-$(1)/bin/python $(PYTEST) $(3)
 # More than there are cores, since tests that wait for ranks are most; hosts come first, as they wait longest.
 SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
-# Those that share ranks stay together.
-BY_RANKS = -n 2 --dist loadgroup
-# Called with two of these, which run at a time: ranks often wait for each other.
+# Called with two of these, or of what runs several one after the other, which run at a time: ranks often wait for each other.
+ONE_BY_ONE = { ($(1)) && ($(2))$(if $(3), && ($(3))); }
 BOTH = ($(1)) >build/beside.log 2>&1 & ($(2)); last=$$?; wait $$!; first=$$?; cat build/beside.log; exit $$((first + last))
 
 test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
@@ -64,13 +63,15 @@ test: unit build/installed build/mpi build/tensorflow-$(NEWEST)/installed
 # What `test` leaves out of the Python tests: slow ones, other numbers of ranks, libraries of NCCL and NVRTC, which pip fetches,
 # and all with the oldest TensorFlow.
 test-rest: build/installed $(TENSORFLOWS:%=build/tensorflow-%/installed) clusters trainers jax
-	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),0$(comma)2,$(BY_RANKS) python -m 'tensorflow and slow'),\
-	  $(call WITH_TORCH,0,$(call SIDE_BY_SIDE,3) multihost python -m slow))
-	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),1,python -m sizes),$(call WITH_TORCH,1,python -m 'sizes or torch_sizes'))
-	$(call BOTH,$(call WITH_TENSORFLOW,$(NEWEST),3,python -m sizes),$(call WITH_TORCH,3$(comma)4,python -m 'sizes or torch_sizes'))
 	$(call BUILD,build/cmake) gpu_kernels whole_driver_double
-	$(call WITH_TORCH,0,nccl nvrtc)
-	$(foreach version,$(OLDEST),$(call WITH_OLD_TENSORFLOW,$(version)))
+	$(call BOTH,$(call ONE_BY_ONE,\
+	    $(call WITH_TENSORFLOW,$(NEWEST),0,$(call SIDE_BY_SIDE,2) python -m 'tensorflow and slow'),\
+	    $(call WITH_TENSORFLOW,$(NEWEST),2,python -m 'tensorflow and slow'),\
+	    $(call WITH_TENSORFLOW,$(NEWEST),1$(comma)3,python -m sizes)),$(call ONE_BY_ONE,\
+	    $(call WITH_TORCH,0,$(call SIDE_BY_SIDE,3) multihost python -m slow),\
+	    $(call WITH_TORCH,1$(comma)3$(comma)4,python -m 'sizes or torch_sizes')))
+	$(if $(OLDEST),$(call BOTH,$(call ONE_BY_ONE,$(call WITH_OLDEST,0,$(call SIDE_BY_SIDE,2)),$(call WITH_TORCH,0,nccl nvrtc)),$(call WITH_OLDEST,2)),\
+	  $(call WITH_TORCH,0,nccl nvrtc))
 
 # What schedulers place, each with its own environment. Not Spark beside Ray: workers of Ray may take the port of Spark
 # Connect's server. Names and signatures come first: Ray changes the signatures of classes that it has used.
@@ -88,11 +89,7 @@ jax: build/jax/beside-venv build/mpi
 	cd tests && ../build/jax/bin/python $(PYTEST) -n 2 with_jax
 
 comma := ,
-define WITH_OLD_TENSORFLOW
-	$(call BOTH,$(call WITH_TENSORFLOW,$(1),2,python -m 'tensorflow and not newest_tensorflow and not slow'),\
-	  $(call WITH_TENSORFLOW,$(1),0,$(call SIDE_BY_SIDE,2) python -m 'tensorflow and not newest_tensorflow and not slow'))
-
-endef
+WITH_OLDEST = $(call WITH_TENSORFLOW,$(OLDEST),$(1),$(2) python -m 'tensorflow and not newest_tensorflow and not slow')
 
 test-all: test test-rest aarch64 sanitize fuzz
 

@@ -7,18 +7,18 @@ parameter, on all ranks
 becomes the parameter. Source: Maleki et al., MLSys 2021, and horovod.torch.optimizer.
 """
 import contextlib
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
 from lightcc.torch import grad_scaler, slots
 from lightcc.torch.delayed_slots import values_of
 from lightcc.torch.gradient import Gradient
-from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.optimizer import _DistributedOptimizer
+from lightcc.torch.parameter_reducer import ParameterReducer
 
 
-class DeltaReducer(GradientReducer):
+class DeltaReducer(ParameterReducer):
     """Sends what a step has changed, and makes each parameter what it was plus what comes back."""
 
     def __init__(self, *arguments):
@@ -40,36 +40,11 @@ class DeltaReducer(GradientReducer):
         for gradient in self.gradients:
             gradient.parameter.copy_(self._starts[gradient.parameter])
 
-    def settle(self, sparse_dims_of_none: int) -> None:
-        """What a step has changed is dense."""
+    def _put_into_slot(self, gradient: Gradient) -> None:
+        self._wire.fill_difference(gradient, gradient.parameter, self._starts[gradient.parameter])
 
-    def _dtype_of(self, parameter: torch.Tensor) -> torch.dtype:
-        return parameter.dtype
-
-    def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
-        return False
-
-    def send(self, gradient: Gradient) -> None:
-        """Starts the exchange of what the step has changed in one parameter."""
-        self._fit(gradient)
-        start = self._starts[gradient.parameter]
-        if self._casts:
-            torch.sub(gradient.parameter, start, out=gradient.slot)
-        else:
-            delta, gradient.context = self._compression.compress(gradient.parameter - start)
-            gradient.slot.copy_(delta)
-        self._start(gradient)
-
-    def _undelivered(self, sent: Sequence[Gradient]) -> Tuple[Sequence[Gradient], Sequence[Gradient]]:
-        """All of them: what travels is not p.grad, which the program may change."""
-        return sent, []
-
-    def _deliver_all(self, late: Sequence[Gradient]) -> None:
-        for gradient in late:
-            delta = gradient.slot
-            if not self._casts:
-                delta = self._compression.decompress(delta, gradient.context)
-            torch.add(self._starts[gradient.parameter], delta, out=gradient.parameter)
+    def _deliver_one(self, gradient: Gradient) -> None:
+        torch.add(self._starts[gradient.parameter], self._wire.reduced(gradient), out=gradient.parameter)
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):

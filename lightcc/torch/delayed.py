@@ -156,7 +156,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
     def use_compression(self, compression: Any) -> None:
         """As DistributedOptimizer's; gradients that are under way come as they were sent."""
         _DistributedOptimizer.use_compression(self, compression)
-        self._used = compression if self._reducer is None else self._reducer._compression
+        self._used = compression if self._reducer is None else self._reducer.compression
 
     def state_dict(self, *args, **kwargs):
         """As DistributedOptimizer's, and "lightcc_delayed": the gradients under way, for which it waits."""
@@ -309,7 +309,7 @@ class _DelayedOptimizer(_DistributedOptimizer):
         """From now on gradients are sent by the reducer of that slot."""
         self._turn = turn
         self._reducer, self._gradients = self._slots[turn].reducer, self._slots[turn].gradients
-        if self._reducer is not None and len(self._slots) > 1 and self._used is not self._reducer._compression:
+        if self._reducer is not None and len(self._slots) > 1 and self._used is not self._reducer.compression:
             self._reducer.use(self._used)
         self._reset_passes()
 

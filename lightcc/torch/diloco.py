@@ -129,18 +129,10 @@ class _OuterReducer(FragmentReducer):
         self.arrived: Dict[Gradient, torch.Tensor] = {}  # averages that are not taken in yet
 
     def _put_into_slot(self, gradient: Gradient) -> None:
-        outer, now = gradient.parameter.detach(), self.inner[gradient]
-        if self._casts:
-            torch.sub(outer, now, out=gradient.slot)
-        else:
-            moved, gradient.context = self._compression.compress(outer - now)
-            gradient.slot.copy_(moved)
+        self._wire.fill_difference(gradient, gradient.parameter.detach(), self.inner[gradient])
 
     def _deliver_one(self, gradient: Gradient) -> None:
-        arrived = gradient.slot
-        if not self._casts:
-            arrived = self._compression.decompress(arrived, gradient.context)
-        self.arrived[gradient] = arrived.to(gradient.parameter.dtype)
+        self.arrived[gradient] = self._wire.reduced(gradient).to(gradient.parameter.dtype)
 
     def forget(self) -> None:
         self.arrived.clear()

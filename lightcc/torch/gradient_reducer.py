@@ -27,18 +27,17 @@ from lightcc.core import lib, ops, request
 from lightcc.core.adapter import MixedDevicesError
 from lightcc.core.exceptions import HorovodInternalError
 from lightcc.torch import changed_gradients, slot_stream, slots, sparse
-from lightcc.torch.compression import Compression
 from lightcc.torch.compression_switch import SetAside
-from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots, is_part
+from lightcc.torch.gradient import Gradient, Group, Names, described, in_order_of_slots
 from lightcc.torch.gradient_compression import GradientCompression
 from lightcc.torch.handles import SeenHandles
 from lightcc.torch.held_gradients import HeldGradients, is_copied_late
 from lightcc.torch.spans import spanned
+from lightcc.torch.wire import Wire
 
 _ALONE_BYTES = 64 << 20  # a slot of so many gains nothing by travelling with its neighbours
 _strided = torch.strided  # looked up for each gradient
 _names = Names()
-_CASTS = Compression.none, Compression.fp16, Compression.bf16
 
 
 class GradientReducer:
@@ -87,9 +86,9 @@ class GradientReducer:
 
         compression: a Compressor, or the TopK or Int8 that this reducer was made with.
         """
-        if compression is self._compression:
+        if compression is self.compression:
             return
-        numbers = self._aside.exchange(self._compression, compression, self.gradients, (self._epoch, self._device),
+        numbers = self._aside.exchange(self.compression, compression, self.gradients, (self._epoch, self._device),
                                        (self._set, self._number))
         self._set_compression(compression)
         if numbers is not None:
@@ -99,9 +98,13 @@ class GradientReducer:
             self._without_slot = list(self.gradients)
 
     def _set_compression(self, compression: Any) -> None:
-        self._compression = compression
         self._by_core = self.compressed is not None and isinstance(compression, CoreCompressor)
-        self._casts = self._by_core or compression in _CASTS  # no subclass of a user's
+        self._wire = Wire(compression, self._by_core)
+
+    @property
+    def compression(self) -> Any:
+        """By which gradients travel now."""
+        return self._wire.compression
 
     def make_ready(self) -> None:
         """Must come before send, whenever gradients were added or another epoch may have begun.
@@ -208,9 +211,7 @@ class GradientReducer:
     def _gather(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Starts the reduction of a gradient whose form is settled as sparse."""
         grad = sparse.in_form(grad, gradient.sparse_dims, gradient.parameter, slots.gradient_dtype(gradient.parameter))
-        if self._casts:
-            grad = sparse.with_values(grad, self._compression.compress(grad._values())[0])
-        self._gathers.append((gradient, sparse.gather_async(grad, gradient.name, self._process_set)))
+        self._gathers.append((gradient, sparse.gather_async(self._wire.cast(grad), gradient.name, self._process_set)))
         changed_gradients.watch(gradient)
         gradient.sent = True
 
@@ -227,9 +228,7 @@ class GradientReducer:
         waits = {} if self._sparse_as_dense else {gradient: wait for gradient, wait in self._gathers}
         found = {g.parameter: (lambda wait=wait: self._averaged(wait())) for g, wait in waits.items()}
         found.update((g.parameter, self._seen.handle_of(g)) for g in self.gradients if g.sent and g not in waits)
-        none = self._compression is Compression.none
-        return {g.parameter: (found[g.parameter], None if none else slots.gradient_dtype(g.parameter) if self._casts
-                else g.context)
+        return {g.parameter: (found[g.parameter], self._wire.context_of(g))
                 for g in self.gradients if found.get(g.parameter)}
 
     def finish(self, grad_scaler: bool = False) -> None:
@@ -347,8 +346,7 @@ class GradientReducer:
         return large and gradient.group is None and not self._sparse_as_dense
 
     def _wire_form(self, gradient: Gradient) -> torch.Tensor:
-        return slots.wire_form(gradient.given_name, gradient.parameter, self._dtype_of(gradient.parameter),
-                               self._compression, self._casts)
+        return self._wire.form(gradient, self._dtype_of(gradient.parameter))
 
     def _dtype_of(self, parameter: torch.Tensor) -> torch.dtype:
         """That of what is reduced."""
@@ -362,7 +360,7 @@ class GradientReducer:
         for (gradient, _), slot in zip(entries, made):
             gradient.slot, gradient.address, gradient.bytes = slot
             gradient.stream = stream
-            gradient.dtype = gradient.slot.dtype if self._casts and not gradient.sparse_dims else None
+            gradient.dtype = gradient.slot.dtype if self._wire.casts and not gradient.sparse_dims else None
             gradient.form = slots.form_of(gradient.parameter)
             gradient.copied_late, gradient.layout = is_copied_late(gradient), None
             if gradient.group is None:
@@ -401,7 +399,7 @@ class GradientReducer:
         for gradient in self.gradients:
             if gradient.sparse_dims:
                 gradient.sparse_dims, gradient.gathered = 0, None
-                gradient.dtype = gradient.slot.dtype if self._casts and gradient.slot is not None else None
+                gradient.dtype = gradient.slot.dtype if self._wire.casts and gradient.slot is not None else None
                 if gradient.home is not gradient.group:
                     gradient.home.take_back(gradient)
         self._unsettled = list(self.gradients)
@@ -426,19 +424,7 @@ class GradientReducer:
     def _fill(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
         """Makes the slot what this rank sends, whatever form its gradient has."""
         self._fit(gradient)
-        if grad is None and not self._casts:  # decompress needs a context of this step
-            grad = torch.zeros_like(gradient.parameter, dtype=slots.gradient_dtype(gradient.parameter))
-        if grad is None:
-            gradient.slot.zero_()
-            return
-        if grad.requires_grad:  # create_graph: the gradient has a history, a slot never
-            grad = grad.detach()
-        if grad.layout is not _strided:
-            grad = sparse.dense(grad)
-        if not self._casts:
-            grad, gradient.context = self._compression.compress(grad)
-        if grad.data_ptr() != gradient.address:
-            gradient.slot.copy_(grad)
+        self._wire.fill(gradient, grad)
 
     def _undelivered(self, sent: Sequence[Gradient]) -> Tuple[Sequence[Gradient], Sequence[Gradient]]:
         return changed_gradients.undelivered(sent)
@@ -446,7 +432,7 @@ class GradientReducer:
     def _deliver_all(self, late: Sequence[Gradient]) -> None:
         for gradient in late:
             if gradient.parameter.requires_grad:
-                self._deliver(gradient, gradient.parameter.grad)
+                self._wire.deliver(gradient, gradient.parameter.grad)
 
     def _deliver_sparse(self, gathered: Sequence[Gradient]) -> None:
         for gradient in gathered:
@@ -460,23 +446,3 @@ class GradientReducer:
         """What op makes of a sum of sparse gradients."""
         count = self._process_set.size() if self._request[0] == ops.Average else 1
         return sparse.divided(total, count) if count > 1 else total
-
-    def _deliver(self, gradient: Gradient, grad: Optional[torch.Tensor]) -> None:
-        """Makes p.grad, which is not the slot, the reduced gradient."""
-        parameter, slot = gradient.parameter, gradient.slot
-        if gradient.sparse_dims:
-            where, gradient.gathered = gradient.gathered, None
-            whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
-            parameter.grad = sparse.at_places(whole.detach(), where, slots.gradient_dtype(parameter))
-        elif is_part(grad):
-            whole = slot if self._casts else self._compression.decompress(slot, gradient.context)
-            grad.data.copy_(whole)  # .data: not counted as a change of others that are parts of the same memory
-        elif not self._casts:
-            whole = self._compression.decompress(slot, gradient.context).detach()  # the slot may be a view
-            parameter.grad = whole.clone() if whole.data_ptr() == gradient.address else whole
-        elif grad is None or grad.requires_grad or grad.layout is not _strided:
-            parameter.grad = slot.detach().to(slots.gradient_dtype(parameter))
-        elif slot.dtype != grad.dtype:
-            grad.copy_(slot)
-        else:
-            grad.data = slot  # not a new tensor: who holds this p.grad already sees the reduced values

@@ -17,9 +17,8 @@ from lightcc.core.exchange_schedule import ExchangeSchedule, in_fragments
 from lightcc.core.process_sets import ProcessSet
 from lightcc.core.wrapper_class import is_made_with, wrapper_class
 from lightcc.torch import grad_scaler
-from lightcc.torch.gradient import Gradient
-from lightcc.torch.gradient_reducer import GradientReducer
 from lightcc.torch.optimizer import _DistributedOptimizer
+from lightcc.torch.parameter_reducer import ParameterReducer
 from lightcc.torch.residuals import SavedResiduals, load_into, together
 
 Named = List[Tuple[str, torch.Tensor]]
@@ -28,11 +27,8 @@ _logger = logging.getLogger("lightcc")
 _LOADED = (-1, -1)        # the era of what has not been exchanged in this process: it is good in whatever comes
 
 
-class FragmentReducer(GradientReducer):
-    """Reduces what a subclass makes of the parameters of a fragment: dense tensors, and not p.grad."""
-
-    def settle(self, sparse_dims_of_none: int) -> None:
-        """All are dense."""
+class FragmentReducer(ParameterReducer):
+    """Reduces what a subclass makes of the parameters of a fragment."""
 
     def begin(self) -> None:
         """Sends all of them."""
@@ -40,32 +36,6 @@ class FragmentReducer(GradientReducer):
         for gradient in reversed(self.gradients):
             self.send(gradient)
         self.release()
-
-    def send(self, gradient: Gradient) -> None:
-        """Starts the exchange of one parameter."""
-        self._fit(gradient)
-        self._put_into_slot(gradient)
-        self._start(gradient)
-
-    def _put_into_slot(self, gradient: Gradient) -> None:
-        raise NotImplementedError
-
-    def _dtype_of(self, parameter: torch.Tensor) -> torch.dtype:
-        return parameter.dtype
-
-    def _may_stay_without(self, gradient: Gradient, form: torch.Tensor) -> bool:
-        return False
-
-    def _undelivered(self, sent: Sequence[Gradient]) -> Tuple[Sequence[Gradient], Sequence[Gradient]]:
-        """All of them: what travels is not p.grad, which the program may change."""
-        return sent, []
-
-    def _deliver_all(self, late: Sequence[Gradient]) -> None:
-        for gradient in late:
-            self._deliver_one(gradient)
-
-    def _deliver_one(self, gradient: Gradient) -> None:
-        raise NotImplementedError
 
     def forget(self) -> None:
         """What was sent and what has arrived is void."""

@@ -40,6 +40,9 @@ MARKS = {path: _marks(tree) | ({"tensorflow"} if NEEDED[path] & {"tensorflow", "
          for path, tree in FILES.items()}
 LEFT_OUT = {path: missing for path, needed in NEEDED.items()
             if (missing := sorted(name for name in needed if not importlib.util.find_spec(name)))}
+# Tests that share ranks with those of other files, if one process of pytest's runs them; what these ranks have in their
+# environment.
+SHARING = {"test_on_ranks": {}, "test_with_tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
 OF_FILES = {"tensorflow", "newest_tensorflow", "sizes", "torch_sizes"}  # marks that only whole files have
 
 
@@ -84,16 +87,8 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
     for item in items:
-        if item.originalname == "test_on_ranks":
-            _share(item)
-        elif item.originalname == "test_with_tf_keras":
-            _share(item, TF_USE_LEGACY_KERAS="1")
-
-
-def _share(item, **variables):
-    """This test's ranks are those of others, which all run in one process of pytest's (--dist loadgroup)."""
-    ranks.share(str(item.path), _ranks_of(item), **variables)
-    item.add_marker(pytest.mark.xdist_group(" ".join(["ranks", str(_ranks_of(item)), *variables])))
+        if item.originalname in SHARING:
+            ranks.share(str(item.path), _ranks_of(item), **SHARING[item.originalname])
 
 
 def _ranks_of(item):
