@@ -36,3 +36,6 @@ class HorovodVersionMismatchError(ImportError):
         self.name = name
         self.version = version
         self.installed_version = installed_version
+
+    def __reduce__(self):
+        return type(self), (self.name, self.version, self.installed_version)

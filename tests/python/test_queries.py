@@ -284,6 +284,15 @@ def test_exceptions_are_the_same_under_every_name():
     assert util.HorovodVersionMismatchError is exceptions.HorovodVersionMismatchError
 
 
+@pytest.mark.parametrize("error", (exceptions.HorovodInternalError("why"), exceptions.HostsUpdatedInterrupt(True),
+                                   exceptions.HorovodVersionMismatchError("torch", "2.1", "2.0")),
+                         ids=lambda error: type(error).__name__)
+def test_errors_are_pickled(error):
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied), vars(copied)) == (type(error), str(error), vars(error))
+    assert getattr(copied, "name", None) == getattr(error, "name", None)  # of ImportError, and not among its vars
+
+
 def test_a_pickled_error_is_of_the_same_class():
     """Ray pickles what workers raise by cloudpickle, which copies a class whose module the worker has not imported."""
     program = """
