@@ -1,4 +1,5 @@
 """Exception types, by Horovod's names; lightcc.common.exceptions is where its programs import them from."""
+from typing import Any, Tuple
 
 
 class HorovodInternalError(RuntimeError):
@@ -37,5 +38,5 @@ class HorovodVersionMismatchError(ImportError):
         self.version = version
         self.installed_version = installed_version
 
-    def __reduce__(self):
+    def __reduce__(self) -> Tuple[Any, ...]:
         return type(self), (self.name, self.version, self.installed_version)
